@@ -1,0 +1,115 @@
+"""A machine as its probes describe it, and the engines installed on it."""
+
+from msgspec import Struct
+
+from firstlight.core.findings import Finding
+
+
+class GpuProcess(Struct, frozen=True, kw_only=True):
+    """Who holds GPU memory. ours: proven to belong to a firstlight run."""
+
+    pid: int
+    memory_bytes: int | None = None
+    command: str | None = None
+    user: str | None = None
+    container: str | None = None
+    started: float | None = None
+    ours: bool = False
+
+
+class Accelerator(Struct, frozen=True, kw_only=True):
+    """One GPU. Two totals: CUDA's (`cuda_total_bytes`, used for budgets) and the driver's (`driver_total_bytes`).
+
+    catalog_id: the catalog's name (`rtx-pro-6000-blackwell`), None when unknown. sm: compute capability, `9.0` -> 90.
+    """
+
+    index: int
+    name: str
+    vendor: str = "nvidia"
+    uuid: str | None = None
+    catalog_id: str | None = None
+    sm: int | None = None
+    cuda_total_bytes: int | None = None
+    driver_total_bytes: int | None = None
+    free_bytes: int | None = None
+    memory_bandwidth_bytes_per_second: float | None = None
+    pci_bus_id: str | None = None
+    pcie_generation: int | None = None
+    pcie_generation_max: int | None = None
+    pcie_width: int | None = None
+    pcie_width_max: int | None = None
+    numa_node: int | None = None
+    mig: bool | None = None
+    ecc: bool | None = None
+    power_limit_watts: float | None = None
+    processes: list[GpuProcess] = []
+
+
+class Link(Struct, frozen=True, kw_only=True):
+    """How two GPUs reach each other. kind: nvlink | pix | pxb | phb | node | sys | c2c; p2p: tested, None when not tested."""
+
+    a: int
+    b: int
+    kind: str
+    bandwidth_bytes_per_second: float | None = None
+    p2p: bool | None = None
+
+
+class Storage(Struct, frozen=True, kw_only=True):
+    """A place on the machine. filesystem: ext4, nfs, tmpfs, overlay, …; read_bytes_per_second: measured, else None."""
+
+    path: str
+    filesystem: str | None = None
+    total_bytes: int | None = None
+    free_bytes: int | None = None
+    read_bytes_per_second: float | None = None
+
+
+class EngineInstall(Struct, frozen=True, kw_only=True):
+    """One engine in one environment. build: the exact build string; python: the interpreter that runs it (None: a binary)."""
+
+    engine: str
+    version: str | None = None
+    build: str | None = None
+    python: str | None = None
+    binary: str | None = None
+    torch: str | None = None
+    cuda: str | None = None
+    transformers: str | None = None
+    device: str | None = None
+    packages: dict[str, str] = {}
+    findings: list[Finding] = []
+
+
+class Machine(Struct, frozen=True, kw_only=True):
+    """Facts of one host. None is unknown: an empty `accelerators` means that the probe looked and found none."""
+
+    hostname: str
+    host: str = "local"
+    system: str | None = None
+    kernel: str | None = None
+    architecture: str | None = None
+    python: str | None = None
+    cpu_model: str | None = None
+    cpu_count: int | None = None
+    cpu_flags: list[str] = []
+    numa_nodes: int | None = None
+    memory_total_bytes: int | None = None
+    memory_available_bytes: int | None = None
+    cgroup_memory_limit_bytes: int | None = None
+    shm_total_bytes: int | None = None
+    shm_free_bytes: int | None = None
+    limits: dict[str, int | None] = {}
+    driver_version: str | None = None
+    cuda_driver_version: str | None = None
+    nvcc_version: str | None = None
+    tools: dict[str, str | None] = {}
+    accelerators: list[Accelerator] = []
+    links: list[Link] = []
+    storage: list[Storage] = []
+    ports_in_use: list[int] = []
+    environment: dict[str, str] = {}
+    container: str | None = None
+    engines: list[EngineInstall] = []
+    imagined: bool = False
+    findings: list[Finding] = []

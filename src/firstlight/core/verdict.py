@@ -1,0 +1,95 @@
+"""Whether an endpoint's answers make sense, and how fast they come."""
+
+from typing import Any
+
+from msgspec import Struct
+
+from firstlight.core.figures import Figure
+
+
+class CheckResult(Struct, frozen=True, kw_only=True):
+    """accepted: failed, and accepted by name by the user. group: contract | coherence | reference | long-context | claims."""
+
+    name: str
+    passed: bool
+    group: str = "contract"
+    skipped: bool = False
+    accepted: bool = False
+    evidence: list[str] = []
+    seconds: float = 0.0
+    note: str | None = None
+
+
+class Blame(Struct, frozen=True, kw_only=True):
+    knob: str
+    culprit: bool
+    evidence: list[str] = []
+
+
+class Verdict(Struct, frozen=True, kw_only=True):
+    """passed: every check passed, was skipped, or was accepted by name."""
+
+    passed: bool
+    endpoint: str
+    model: str | None = None
+    profile: str = "quick"
+    checks: list[CheckResult] = []
+    blame: list[Blame] | None = None
+    sees: list[str] = []
+    cannot_see: list[str] = []
+    seconds: float = 0.0
+
+
+class Percentiles(Struct, frozen=True, kw_only=True):
+    """Seconds."""
+
+    p50: float | None = None
+    p90: float | None = None
+    p99: float | None = None
+    mean: float | None = None
+
+
+class BenchPoint(Struct, frozen=True, kw_only=True):
+    """One concurrency level. Rates in tokens per second."""
+
+    concurrency: int
+    requests: int
+    failed: int
+    seconds: float
+    prompt_tokens: int
+    output_tokens: int
+    ttft: Percentiles
+    tpot: Percentiles
+    itl: Percentiles
+    e2el: Percentiles
+    tokens_per_second_total: float | None = None
+    tokens_per_second_per_user: float | None = None
+    goodput: float | None = None
+    preemptions: int | None = None
+    kv_cache_usage: float | None = None
+
+
+class Promise(Struct, frozen=True, kw_only=True):
+    """What the plan said next to what came."""
+
+    name: str
+    unit: str
+    promised: Figure
+    measured: Figure
+    because: str | None = None
+
+
+class BenchReport(Struct, frozen=True, kw_only=True):
+    """forced: measured although coherence had not passed. client_cost: the client's own share of the time, measured."""
+
+    endpoint: str
+    model: str | None
+    tool: str
+    profile: str
+    points: list[BenchPoint] = []
+    promises: list[Promise] = []
+    client_cost: dict[str, Any] = {}
+    forced: bool = False
+    verdict_passed: bool | None = None
+    headline: str | None = None
+    seconds: float = 0.0
