@@ -1,0 +1,1 @@
+"""One command a file; each holds a click command named `command`."""

@@ -1,0 +1,49 @@
+"""The table of verbs: one line each, so that help needs no import of any of them."""
+
+from typing import NamedTuple
+
+
+class Verb(NamedTuple):
+    """module: under firstlight.app.cli, holding a click command named `command`. section: heading in the help."""
+
+    module: str
+    help: str
+    section: str
+
+
+VERBS: dict[str, Verb] = {
+    "up": Verb("up", "take a model to a verified endpoint", "Main"),
+    "down": Verb("down", "stop a run and prove that everything is free", "Main"),
+    "restart": Verb("restart", "stop a run and start the same plan again", "Main"),
+    "inspect": Verb("inspect", "what a checkpoint says about itself", "Stages"),
+    "probe": Verb("probe", "what this machine has", "Stages"),
+    "ask": Verb("ask", "what the engine itself says about a model", "Stages"),
+    "preflight": Verb("preflight", "every problem at once, before anything starts", "Stages"),
+    "check": Verb("check", "preflight for your own engine command", "Stages"),
+    "plan": Verb("plan", "memory, context and layout, computed", "Stages"),
+    "fetch": Verb("fetch", "weights on disk, verified, resumable", "Stages"),
+    "rehearse": Verb("rehearse", "the plan on the real GPUs with dummy weights", "Stages"),
+    "launch": Verb("launch", "start a plan under a supervisor", "Stages"),
+    "watch": Verb("watch", "read an engine's log as an expert does", "Stages"),
+    "diagnose": Verb("diagnose", "the first cause of a failed start", "Stages"),
+    "verify": Verb("verify", "prove that an endpoint's answers make sense", "Stages"),
+    "bench": Verb("bench", "how fast an endpoint is, next to what was promised", "Stages"),
+    "deploy": Verb("deploy", "compose, Quadlet and unit files from a plan", "Keep it up"),
+    "service": Verb("service", "the endpoint as a systemd service", "Keep it up"),
+    "attach": Verb("attach", "follow a run as if it had just been started", "Keep it up"),
+    "get": Verb("get", "list runs, GPUs, rules, codes", "Look"),
+    "describe": Verb("describe", "everything about one run", "Look"),
+    "logs": Verb("logs", "an engine's full log", "Look"),
+    "explain": Verb("explain", "what a code means and what cures it", "Look"),
+    "report": Verb("report", "a folder that a bug report needs, without secrets", "Look"),
+    "diff": Verb("diff", "what differs between two runs or plans", "Look"),
+    "apply": Verb("apply", "start from a saved plan, refused when the facts changed", "Main"),
+    "engines": Verb("engines", "list, install, compare engines", "Things"),
+    "models": Verb("models", "what is cached, and who uses it", "Things"),
+    "cache": Verb("cache", "compile caches: sizes and pruning", "Things"),
+    "rules": Verb("rules", "diagnosis rules: list and test", "Things"),
+    "schema": Verb("schema", "JSON Schema of a kind", "Things"),
+    "completion": Verb("completion", "shell completion", "Things"),
+    "doctor": Verb("doctor", "is this installation in order", "Things"),
+}
+SECTIONS = ("Main", "Stages", "Keep it up", "Look", "Things")

@@ -1,0 +1,104 @@
+"""The click group: verbs are imported only when they are called."""
+
+import importlib
+import importlib.util
+from typing import Any
+
+import click
+
+from firstlight import __version__
+from firstlight.app.commands import SECTIONS, VERBS
+from firstlight.core.errors import Exit, FirstlightError
+
+
+class LazyGroup(click.Group):
+    """Lists and loads the verbs of `commands.VERBS` whose module exists."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return [name for name, verb in VERBS.items() if importlib.util.find_spec(f"firstlight.app.cli.{verb.module}")]
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        verb = VERBS.get(cmd_name)
+        if verb is None or cmd_name not in self.list_commands(ctx):
+            return None
+        command = importlib.import_module(f"firstlight.app.cli.{verb.module}").command
+        assert isinstance(command, click.Command)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        names = self.list_commands(ctx)
+        for section in SECTIONS:
+            rows = [(name, VERBS[name].help) for name in names if VERBS[name].section == section]
+            if rows:
+                with formatter.section(section):
+                    formatter.write_dl(rows)
+
+
+@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.version_option(__version__, "-V", "--version", prog_name="firstlight", message="%(prog)s %(version)s")
+def firstlight() -> None:
+    """From a model checkpoint and a GPU machine to a verified, benchmarked, persistent OpenAI-compatible endpoint."""
+
+
+def run(argv: list[str]) -> int:
+    """Runs one command line and returns its exit code; expected failures are shown as messages, never as tracebacks."""
+    try:
+        result: Any = firstlight.main(args=argv, prog_name="firstlight", standalone_mode=False)
+    except FirstlightError as e:
+        return _shown(e, argv)
+    except click.UsageError as e:
+        e.show()
+        return Exit.USAGE
+    except click.ClickException as e:
+        e.show()
+        return Exit.UNEXPECTED
+    except (click.Abort, KeyboardInterrupt):
+        click.echo("interrupted", err=True)
+        return Exit.INTERRUPTED
+    except BrokenPipeError:
+        return _pipe_closed()
+    except Exception as e:
+        return _unexpected(e)
+    return int(result) if isinstance(result, int) else Exit.OK
+
+
+def _shown(error: FirstlightError, argv: list[str]) -> int:
+    from firstlight.app.output import show_error
+
+    show_error(error, as_json=_wants_json(argv))
+    return error.exit_code
+
+
+def _wants_json(argv: list[str]) -> bool:
+    own = argv[: argv.index("--")] if "--" in argv else argv
+    pairs = zip(own, [*own[1:], ""], strict=True)
+    return any(
+        a in ("-ojson", "-ojsonl", "--output=json", "--output=jsonl") or (a in ("-o", "--output") and b in ("json", "jsonl"))
+        for a, b in pairs
+    )
+
+
+def _pipe_closed() -> int:
+    """The reader of stdout went away (`| head`): not an error of ours."""
+    import os
+    import sys
+
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return Exit.OK
+
+
+def _unexpected(error: Exception) -> int:
+    """A fault of ours: the traceback goes to a file, the message says where."""
+    import traceback
+
+    from firstlight.app.places import state_folder
+
+    path = state_folder() / "crash.txt"
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("".join(traceback.format_exception(error)))
+        where = f"the traceback is in {path}"
+    except OSError:
+        where = "".join(traceback.format_exception(error))
+    click.echo(f"unexpected: {type(error).__name__}: {error}\n  this is a fault of firstlight; {where}", err=True)
+    return Exit.UNEXPECTED

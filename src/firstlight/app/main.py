@@ -1,0 +1,14 @@
+"""The entry point: lazy commands, one place where errors become messages and exit codes."""
+
+import sys
+
+
+def main() -> None:
+    if sys.argv[1:] in (["--version"], ["-V"]):
+        from firstlight import __version__
+
+        print(f"firstlight {__version__}")
+        return
+    from firstlight.app.group import run
+
+    sys.exit(run(sys.argv[1:]))

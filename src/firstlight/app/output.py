@@ -1,0 +1,145 @@
+"""stdout is the result, stderr is progress and hints; `-o human|json|jsonl`."""
+
+import os
+import sys
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any, NamedTuple, TextIO, TypeVar
+
+import click
+import msgspec
+
+from firstlight.core.errors import FirstlightError
+from firstlight.core.findings import Finding, Severity
+from firstlight.core.schema import SCHEMA, encode
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def output_option(command: F) -> F:
+    """Adds `-o/--output human|json|jsonl` as the parameter `output`."""
+    return click.option(
+        "-o",
+        "--output",
+        type=click.Choice(["human", "json", "jsonl"]),
+        default="human",
+        show_default=True,
+        help="How the result is written.",
+    )(command)
+
+
+def emit(value: msgspec.Struct, output: str, human: Callable[[], None]) -> None:
+    """Writes one result to stdout: JSON as a document with schema and kind, or what `human` prints."""
+    if output == "human":
+        human()
+    else:
+        sys.stdout.write(encode(value, indent=2 if output == "json" else 0).decode())
+        sys.stdout.flush()
+
+
+def emit_rows(kind: str, rows: Iterable[msgspec.Struct], output: str, human: Callable[[], None]) -> None:
+    """Writes a list: `{"schema", "kind": KIND + "List", "items"}` as JSON, one document a line as JSONL."""
+    if output == "human":
+        human()
+    elif output == "jsonl":
+        for row in rows:
+            sys.stdout.write(encode(row, indent=0).decode())
+    else:
+        document = {"schema": SCHEMA, "kind": f"{kind}List", "items": [msgspec.to_builtins(r) for r in rows]}
+        sys.stdout.write(msgspec.json.format(msgspec.json.encode(document)).decode() + "\n")
+
+
+class Glyphs(NamedTuple):
+    """Colour never alone: a glyph and a word go with it."""
+
+    ok: str
+    fail: str
+    warn: str
+    note: str
+    run: str
+    skip: str
+    full: str
+    half: str
+    empty: str
+    arrow: str
+
+
+UNICODE = Glyphs("✓", "✗", "▲", "•", "●", "–", "█", "▌", "░", "→")
+ASCII = Glyphs("+", "x", "!", "-", "*", "-", "#", "=", ".", "->")
+
+
+def glyphs(stream: TextIO | None = None) -> Glyphs:
+    """Unicode where the stream's encoding carries it and FIRSTLIGHT_ASCII is not set."""
+    encoding = getattr(stream or sys.stdout, "encoding", None) or "ascii"
+    try:
+        "".join(UNICODE).encode(encoding)
+    except (UnicodeEncodeError, LookupError):
+        return ASCII
+    return ASCII if os.environ.get("FIRSTLIGHT_ASCII") else UNICODE
+
+
+def console(*, err: bool = False) -> "Console":
+    """A rich console that respects NO_COLOR, width and pipes."""
+    from rich.console import Console
+
+    return Console(stderr=err, highlight=False, emoji=False, markup=False, soft_wrap=not sys.stdout.isatty())
+
+
+def say(text: str = "") -> None:
+    """One line of progress or hint, to stderr."""
+    click.echo(text, err=True)
+
+
+_STYLE = {Severity.BLOCKER: ("fail", "red"), Severity.WARNING: ("warn", "yellow"), Severity.NOTE: ("note", "blue")}
+
+
+def finding_lines(finding: Finding, marks: Glyphs) -> list[str]:
+    """A finding as plain lines: head, evidence, note, hint, link."""
+    glyph = getattr(marks, _STYLE[finding.severity][0])
+    ignored = " (ignored)" if finding.ignored else ""
+    lines = [f"{glyph} {finding.severity} {finding.code}{ignored}: {finding.message}"]
+    lines += [f"    {line}" for line in finding.evidence]
+    lines += [f"    note: {finding.note}"] if finding.note else []
+    lines += [f"    {marks.arrow} {finding.hint}"] if finding.hint else []
+    lines += [f"    see {finding.link}"] if finding.link else []
+    return lines
+
+
+def show_findings(findings: Iterable[Finding], *, err: bool = False) -> None:
+    """Blockers first, then warnings, then notes."""
+    order = list(Severity)
+    marks = glyphs(sys.stderr if err else sys.stdout)
+    for finding in sorted(findings, key=lambda f: order.index(f.severity)):
+        head, *rest = finding_lines(finding, marks)
+        click.secho(head, fg=_STYLE[finding.severity][1], err=err)
+        for line in rest:
+            click.echo(line, err=err)
+
+
+def error_lines(error: FirstlightError, marks: Glyphs) -> list[str]:
+    lines = [f"{marks.fail} error {error.code}: {error.message}"]
+    lines += [f"    {line}" for line in error.evidence]
+    lines += [f"    {marks.arrow} {error.hint}"] if error.hint else []
+    return lines
+
+
+def show_error(error: FirstlightError, *, as_json: bool = False) -> None:
+    """The message on stderr; as JSON on stdout where the caller asked for JSON."""
+    if as_json:
+        document = {
+            "schema": SCHEMA,
+            "kind": "Error",
+            "code": error.code,
+            "message": error.message,
+            "evidence": list(error.evidence),
+            "hint": error.hint,
+            "exit_code": int(error.exit_code),
+        }
+        sys.stdout.write(msgspec.json.format(msgspec.json.encode(document)).decode() + "\n")
+        return
+    head, *rest = error_lines(error, glyphs(sys.stderr))
+    click.secho(head, fg="red", err=True)
+    for line in rest:
+        click.echo(line, err=True)
