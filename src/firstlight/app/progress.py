@@ -1,0 +1,207 @@
+"""Progress on stderr: one live block on a terminal, plain lines and a heartbeat elsewhere. Both only read events."""
+
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+import click
+from msgspec import Struct
+
+from firstlight.app.output import Glyphs, glyphs
+from firstlight.core.events import Event
+from firstlight.core.units import format_bytes, format_seconds
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+
+class StageView(Struct):
+    """What is shown of one stage. state: waiting | running | done | failed | skipped."""
+
+    name: str
+    state: str = "waiting"
+    summary: str = ""
+    phase: str = ""
+    done: float = 0.0
+    total: float | None = None
+    unit: str = ""
+    eta_seconds: float | None = None
+    started: float = 0.0
+    seconds: float | None = None
+
+
+class Board:
+    """The state behind every progress surface, built from events alone."""
+
+    def __init__(self, title: str, stages: list[str]) -> None:
+        self.title = title
+        self.started = time.time()
+        self.stages = {name: StageView(name=name) for name in stages}
+        self.tail: list[str] = []
+
+    def apply(self, event: Event) -> StageView | None:
+        view = self.stages.get(event.stage)
+        if view is None:
+            return None
+        data = event.data
+        match event.kind:
+            case "stage-started":
+                view.state, view.started = "running", event.time
+            case "stage-finished" | "stage-failed" | "stage-skipped":
+                view.state = {"stage-finished": "done", "stage-failed": "failed", "stage-skipped": "skipped"}[event.kind]
+                view.summary = str(data.get("summary", ""))
+                view.seconds = data.get("seconds")
+            case "progress":
+                view.done, view.total, view.unit = data.get("done") or 0.0, data.get("total"), str(data.get("unit", ""))
+                view.eta_seconds = data.get("eta_seconds")
+            case "phase":
+                view.phase = str(data.get("name", ""))
+                view.total = None
+            case "eta":
+                view.eta_seconds = data.get("seconds")
+            case "line":
+                self.tail = [*self.tail[-2:], str(data.get("text", ""))]
+        return view
+
+
+def amount(view: StageView) -> str:
+    """`12/163 shards`, `41.2 MiB of 93.7 MiB`, or nothing when no total is known."""
+    if not view.total:
+        return ""
+    if view.unit == "bytes":
+        return f"{format_bytes(view.done, digits=1)} of {format_bytes(view.total, digits=1)}"
+    return f"{view.done:g}/{view.total:g} {view.unit}"
+
+
+def bar(view: StageView, marks: Glyphs, width: int = 20) -> str:
+    if not view.total:
+        return ""
+    filled = max(0, min(width, round(width * view.done / view.total)))
+    return marks.full * filled + marks.empty * (width - filled)
+
+
+_LOOK = {
+    "done": ("ok", "green"),
+    "failed": ("fail", "red"),
+    "running": ("run", "cyan"),
+    "skipped": ("skip", "dim"),
+    "waiting": ("skip", "dim"),
+}
+
+
+class LiveProgress:
+    """One live block: stages done, now and next; the running one has the bar, elapsed and expected."""
+
+    def __init__(self, board: Board) -> None:
+        from rich.console import Console
+        from rich.live import Live
+
+        self.board = board
+        self.marks = glyphs(sys.stderr)
+        self.console = Console(stderr=True, highlight=False, emoji=False, markup=False)
+        self.live = Live(get_renderable=self.render, console=self.console, refresh_per_second=8, transient=False)
+
+    def __enter__(self) -> "LiveProgress":
+        self.live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.live.stop()
+
+    def __call__(self, event: Event) -> None:
+        self.board.apply(event)
+        if event.kind == "say":
+            self.live.console.print(str(event.data.get("text", "")))
+
+    def render(self) -> "RenderableType":
+        from rich.table import Table
+        from rich.text import Text
+
+        grid = Table.grid(padding=(0, 1))
+        grid.add_column(no_wrap=True)
+        grid.add_column(no_wrap=True)
+        grid.add_column(overflow="ellipsis", no_wrap=True)
+        grid.add_column(justify="right", no_wrap=True)
+        for view in self.board.stages.values():
+            glyph, style = _LOOK[view.state]
+            mark = " " if view.state == "waiting" else getattr(self.marks, glyph)
+            dim = "dim" if view.state in ("waiting", "skipped") else ""
+            grid.add_row(Text(mark, style=style), Text(view.name, style=dim), self._middle(view), Text(self._time(view), style="dim"))
+        return grid
+
+    def _middle(self, view: StageView) -> Any:
+        from rich.text import Text
+
+        if view.state != "running":
+            return Text(view.summary, style="red" if view.state == "failed" else "dim" if view.state == "skipped" else "")
+        return Text("  ".join(p for p in (view.phase, bar(view, self.marks), amount(view)) if p), style="cyan")
+
+    def _time(self, view: StageView) -> str:
+        if view.state == "running":
+            eta = f" of ~{format_seconds(time.time() - view.started + view.eta_seconds)}" if view.eta_seconds else ""
+            return f"{format_seconds(time.time() - view.started)}{eta}"
+        return format_seconds(view.seconds) if view.seconds is not None else ""
+
+
+class PlainProgress:
+    """A line a stage and phase, and a heartbeat every 30 s, for logs and pipes."""
+
+    def __init__(self, board: Board) -> None:
+        self.board = board
+        self.marks = glyphs(sys.stderr)
+
+    def __enter__(self) -> "PlainProgress":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        return None
+
+    def __call__(self, event: Event) -> None:
+        view = self.board.apply(event)
+        if event.kind == "say":
+            click.echo(str(event.data.get("text", "")), err=True)
+        elif view is not None and (line := self._line(event, view)):
+            click.echo(line, err=True)
+
+    def _line(self, event: Event, view: StageView) -> str | None:
+        match event.kind:
+            case "stage-finished" | "stage-failed" | "stage-skipped":
+                took = f" ({format_seconds(view.seconds)})" if view.seconds is not None else ""
+                return f"{getattr(self.marks, _LOOK[view.state][0])} {view.name:9} {view.summary}{took}"
+            case "phase":
+                return f"{self.marks.run} {view.name:9} {view.phase}"
+            case "heartbeat":
+                parts = [view.phase, amount(view), f"{format_seconds(event.time - view.started)} elapsed"]
+                parts += [f"about {format_seconds(view.eta_seconds)} left"] if view.eta_seconds else []
+                return f"{self.marks.run} {view.name:9} still running: {', '.join(p for p in parts if p)}"
+            case _:
+                return None
+
+
+class JsonLines:
+    """`-o jsonl`: every event as one line on stdout."""
+
+    def __enter__(self) -> "JsonLines":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        return None
+
+    def __call__(self, event: Event) -> None:
+        from firstlight.core.schema import encode
+
+        sys.stdout.write(encode(event, indent=0).decode())
+        sys.stdout.flush()
+
+
+def choose_progress(output: str, title: str, stages: list[str]) -> LiveProgress | PlainProgress | JsonLines:
+    if output == "jsonl":
+        return JsonLines()
+    board = Board(title, stages)
+    return LiveProgress(board) if sys.stderr.isatty() and not _dumb() else PlainProgress(board)
+
+
+def _dumb() -> bool:
+    import os
+
+    return os.environ.get("TERM", "") in ("", "dumb") or bool(os.environ.get("CI"))

@@ -1,0 +1,192 @@
+"""Run folders: every `up` has one; the files are the truth and any bug report can be replayed from them."""
+
+import fcntl
+import os
+import secrets
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+
+from firstlight.app.places import state_folder
+from firstlight.core.errors import FirstlightError, InputError, UsageError
+from firstlight.core.events import Event
+from firstlight.core.ids import run_id, slug
+from firstlight.core.run import TERMINAL, Run, RunState
+from firstlight.core.schema import decode, encode
+
+T = TypeVar("T", bound=msgspec.Struct)
+
+
+class RunFolder:
+    """One run on disk: `run.json`, a JSON file a struct, `events.jsonl`, `probe/`, `engine.log`, `command.txt`."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @property
+    def run(self) -> Run:
+        return self.load(Run, "run.json")
+
+    def load(self, kind: type[T], name: str) -> T:
+        """Raises InputError: not-found, not-json, schema-newer, wrong-kind, wrong-shape."""
+        path = self.path / name
+        try:
+            return decode(path.read_bytes(), kind, origin=str(path))
+        except OSError as e:
+            raise InputError("not-found", f"{name} cannot be read", evidence=(f"{path}: {e.strerror}",)) from None
+
+    def try_load(self, kind: type[T], name: str) -> T | None:
+        return self.load(kind, name) if (self.path / name).exists() else None
+
+    def save(self, value: msgspec.Struct, name: str) -> None:
+        self.write(name, encode(value))
+
+    def write(self, name: str, data: bytes) -> None:
+        """Atomic: a reader sees the old file or the new one, whatever is killed between."""
+        path = self.path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+        try:
+            temporary.write_bytes(data)
+            temporary.replace(path)
+        except OSError as e:
+            temporary.unlink(missing_ok=True)
+            raise _unwritable(path, e) from None
+
+    def update(self, **changes: Any) -> Run:
+        run = msgspec.structs.replace(self.run, updated=time.time(), **changes)
+        self.save(run, "run.json")
+        return run
+
+    def append_event(self, event: Event) -> None:
+        with open(self.path / "events.jsonl", "ab") as f:
+            f.write(encode(event, indent=0))
+
+    def events(self) -> Iterator[Event]:
+        """Every whole line; a line cut by a kill is passed over."""
+        try:
+            lines = (self.path / "events.jsonl").read_bytes().splitlines()
+        except OSError:
+            return
+        for line in lines:
+            try:
+                yield decode(line, Event)
+            except InputError:
+                continue
+
+    @property
+    def log(self) -> Path:
+        return self.path / "engine.log"
+
+
+def _unwritable(path: Path, error: OSError) -> FirstlightError:
+    return FirstlightError(
+        "run-folder-unwritable",
+        "the run folder cannot be written",
+        evidence=(f"{path}: {error.strerror}",),
+        hint="free some space, or set XDG_STATE_HOME to a place that can be written",
+    )
+
+
+class UnreadableRun(msgspec.Struct, frozen=True, kw_only=True):
+    """A run folder that this version cannot read: shown, never skipped silently."""
+
+    folder: str
+    code: str
+    message: str
+
+
+class RunStore:
+    """All runs under one state folder."""
+
+    def __init__(self, root: Path | None = None) -> None:
+        self.root = (root or state_folder()) / "runs"
+
+    def create(self, *, name: str, model: str, host: str) -> RunFolder:
+        now = time.time()
+        identity = run_id(name, now, secrets.token_hex(8))
+        folder = RunFolder(self.root / identity)
+        try:
+            folder.path.mkdir(parents=True, mode=0o700)
+        except OSError as e:
+            raise _unwritable(folder.path, e) from None
+        run = Run(id=identity, name=name, model=model, state=RunState.PLANNED, created=now, updated=now, folder=str(folder.path), host=host)
+        folder.save(run, "run.json")
+        return folder
+
+    def folders(self) -> list[RunFolder]:
+        """Newest first."""
+        try:
+            paths = [p for p in self.root.iterdir() if (p / "run.json").exists()]
+        except OSError:
+            return []
+        return [RunFolder(p) for p in sorted(paths, key=lambda p: _created(p), reverse=True)]
+
+    def scan(self) -> tuple[list[tuple[RunFolder, Run]], list[UnreadableRun]]:
+        """Readable runs, newest first, and those that are not, with the reason."""
+        runs: list[tuple[RunFolder, Run]] = []
+        unreadable: list[UnreadableRun] = []
+        for folder in self.folders():
+            try:
+                runs.append((folder, folder.run))
+            except FirstlightError as e:
+                unreadable.append(UnreadableRun(folder=str(folder.path), code=e.code, message=e.message))
+        return runs, unreadable
+
+    def active(self, name: str) -> list[tuple[RunFolder, Run]]:
+        """Runs of this name that are not over, newest first."""
+        return [(f, r) for f, r in self.scan()[0] if r.name == name and r.state not in TERMINAL]
+
+    def find(self, ref: str) -> RunFolder:
+        """A run by folder, id, id's beginning, or name (the newest of that name). Raises UsageError run-not-found."""
+        if os.sep in ref and (Path(ref) / "run.json").exists():
+            return RunFolder(Path(ref))
+        folders = self.folders()
+        for folder in folders:
+            if folder.path.name == ref:
+                return folder
+        runs, unreadable = self.scan()
+        live = [f for f, r in runs if r.name == slug(ref) and r.state not in TERMINAL]
+        named = live or [f for f, r in runs if r.name == slug(ref)]
+        starting = [f for f in folders if f.path.name.startswith(ref)]
+        if named or starting:
+            return (named or starting)[0]
+        known = sorted({r.name for _, r in runs})
+        evidence = [f"looked in {self.root}", f"names there: {', '.join(known) or 'none'}"]
+        evidence += [f"unreadable: {u.folder} ({u.code})" for u in unreadable[:3]]
+        raise UsageError("run-not-found", f"no run is called {ref!r}", evidence=tuple(evidence), hint="firstlight get runs")
+
+    @contextmanager
+    def claim(self, name: str) -> Iterator[None]:
+        """One `up` a name at a time. Raises UsageError run-in-progress, which says who holds it."""
+        locks = self.root.parent / "locks"
+        try:
+            locks.mkdir(parents=True, exist_ok=True)
+            handle = open(locks / f"{slug(name)}.lock", "a+b")  # noqa: SIM115 - held for the whole block
+        except OSError as e:
+            raise _unwritable(locks, e) from None
+        with handle:
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                handle.seek(0)
+                holder = handle.read(200).decode("utf-8", "replace").strip() or "another firstlight"
+                raise UsageError(
+                    "run-in-progress",
+                    f"another firstlight is working on {name!r} right now",
+                    evidence=(holder,),
+                    hint=f"wait for it (firstlight attach {name}), or give this one another name with --name",
+                ) from None
+            handle.truncate(0)
+            handle.write(f"pid {os.getpid()} since {time.strftime('%H:%M:%S')}".encode())
+            handle.flush()
+            yield
+
+
+def _created(path: Path) -> str:
+    """Ids end in their time stamp: NAME-YYYYMMDD-HHMMSS-xxxx."""
+    return "-".join(path.name.rsplit("-", 3)[1:])
