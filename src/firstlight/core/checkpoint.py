@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from msgspec import Struct
+from msgspec import Struct, field
 
 from firstlight.core.findings import Finding
 
@@ -130,7 +130,7 @@ class Checkpoint(Struct, frozen=True, kw_only=True):
     kv_cache_quantization: KvCacheQuantization | None = None
     kv_cache_groups: list[KvCacheGroup] = []
     kv_bytes_per_token: dict[str, int | None] = {}
-    modalities: list[str] = ["text"]
+    modalities: list[str] = field(default_factory=lambda: ["text"])
     tokenizer: TokenizerSpec | None = None
     chat_template: ChatTemplate | None = None
     generation_config: dict[str, Any] | None = None
