@@ -1,0 +1,151 @@
+"""`firstlight engines`: which engines are here, make and remove their environments, compare their releases."""
+
+import os
+import sys
+import time
+from collections.abc import Callable
+
+import click
+
+from firstlight.app.consent import Consent
+from firstlight.app.output import console, emit, emit_rows, glyphs, output_option, say
+from firstlight.app.places import data_folder
+from firstlight.core.machine import EngineInstall
+from firstlight.core.units import format_seconds
+
+
+@click.group("engines", short_help="list, install, compare engines")
+def command() -> None:
+    """Engines in environments of their own: list, install, remove; what a release picks, and what an upgrade changes."""
+
+
+@command.command("list")
+@output_option
+def list_(output: str) -> int:
+    """Engines that firstlight made an environment for, and those it finds on this machine."""
+    rows = _known() + _found()
+    emit_rows("EngineInstall", rows, output, lambda: _show_list(rows))
+    return 0
+
+
+def _show_list(rows: list[EngineInstall]) -> None:
+    from firstlight.ask.environments import half_made
+    from firstlight.probe.hosts import open_host
+
+    for folder in half_made(open_host("local"), str(data_folder() / "engines")):
+        say(f"{glyphs(sys.stderr).warn} half-made: {folder} (the next install makes it again)")
+    if not rows:
+        say("no engine is here yet")
+        say(f"  {glyphs(sys.stderr).arrow} firstlight engines install vllm, or firstlight engines install vllm --cpu")
+        return
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for name in ("ENGINE", "VERSION", "FOR", "TORCH", "CUDA", "PYTHON"):
+        table.add_column(name, overflow="fold")
+    for row in rows:
+        cells = (row.engine, row.build or row.version, row.device, row.torch, row.cuda, row.python or row.binary)
+        table.add_row(*(c or "unknown" for c in cells))
+    console().print(table)
+
+
+def _known() -> list[EngineInstall]:
+    from firstlight.ask.environments import environments
+    from firstlight.probe.hosts import open_host
+
+    return environments(open_host("local"), str(data_folder() / "engines"))
+
+
+def _found() -> list[EngineInstall]:
+    """What the probe finds besides our own environments."""
+    from firstlight.engines.registry import load_adapters
+    from firstlight.probe.engines import find_engines
+    from firstlight.probe.hosts import open_host
+
+    ours = {row.python for row in _known()}
+    return [row for row in find_engines(open_host("local"), load_adapters()) if row.python is None or row.python not in ours]
+
+
+@command.command()
+@click.argument("engine", metavar="ENGINE[@VERSION]")
+@click.option("--cpu", is_flag=True, help="The CPU build: for trying, testing and asking without a GPU.")
+@click.option("--to", type=click.Path(file_okay=False), help="The environment's folder.  [default: the data folder]")
+@click.option("--python", "python", default=None, help="The Python to make it with.  [default: the one that runs firstlight]")
+@click.option("--yes", is_flag=True, help="Do not ask before downloading.")
+@click.option("--allow", multiple=True, metavar="NAME", help="Consent by name: `install`.")
+@output_option
+def install(engine: str, cpu: bool, to: str | None, python: str | None, yes: bool, allow: tuple[str, ...], output: str) -> int:
+    """Makes an environment with one engine release, pinned. Once made, it is used again and never touched."""
+    from firstlight.ask.environments import make_environment, parse_engine, prepare, read_environment
+    from firstlight.probe.hosts import open_host
+
+    host, ref = open_host("local"), parse_engine(engine)
+    interpreter = python or _base_python()
+    folder = os.path.abspath(to) if to else None
+    known = read_environment(host, folder or _place(ref.name, ref.version, cpu)) if ref.version else None
+    if known is not None:
+        emit(known, output, lambda: _show_installed(known, None))
+        return 0
+    say(f"asking the package index about {engine}")
+    recipe = prepare(host, interpreter, ref, cpu=cpu, driver_cuda=None if cpu else _driver_cuda())
+    folder = folder or _place(recipe.engine, recipe.version, cpu)
+    if read_environment(host, folder) is None:
+        _consent(Consent(yes=yes, allowed=frozenset(allow)), recipe.requirement, folder, cpu)
+    began = time.monotonic()
+    made = make_environment(host, folder, recipe, python=interpreter, on_step=_step(began))
+    emit(made, output, lambda: _show_installed(made, time.monotonic() - began))
+    return 0
+
+
+def _place(engine: str, version: str, cpu: bool) -> str:
+    return str(data_folder() / "engines" / (f"{engine}-{version}" + ("-cpu" if cpu else "")))
+
+
+def _base_python() -> str:
+    """The interpreter behind firstlight's own environment, so that the new one does not depend on it."""
+    return os.path.realpath(getattr(sys, "_base_executable", None) or sys.executable)
+
+
+def _driver_cuda() -> str | None:
+    from firstlight.probe.hosts import open_host
+    from firstlight.probe.machine import probe_machine
+
+    return probe_machine(open_host("local")).cuda_driver_version
+
+
+def _consent(consent: Consent, requirement: str, folder: str, cpu: bool) -> None:
+    size = "about 1 GB to download, 3.5 GB on disk" if cpu else "several GB to download, about 10 GB on disk"
+    size = size if requirement.startswith("vllm") else "less than 1 GB to download"
+    consent.require("install", f"install {requirement} into {folder}?", evidence=(size,))
+
+
+def _step(began: float) -> Callable[[str], None]:
+    def show(text: str) -> None:
+        say(f"  {format_seconds(time.monotonic() - began):>9}  {text}")
+
+    return show
+
+
+def _show_installed(made: EngineInstall, seconds: float | None) -> None:
+    when = "was here already" if seconds is None else f"made in {format_seconds(seconds)}"
+    click.echo(f"{glyphs().ok} {made.engine} {made.build} ({made.device}, torch {made.torch or 'none'}) {when}")
+    click.echo(f"  {made.python}")
+
+
+@command.command()
+@click.argument("environment", metavar="ENGINE@VERSION[-cpu]|FOLDER")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+def remove(environment: str, yes: bool) -> int:
+    """Removes an environment that firstlight made."""
+    from firstlight.ask.environments import half_made, read_environment, remove_environment
+    from firstlight.core.errors import UsageError
+    from firstlight.probe.hosts import open_host
+
+    host, root = open_host("local"), str(data_folder() / "engines")
+    folder = os.path.abspath(environment) if os.sep in environment else f"{root}/{environment.replace('@', '-')}"
+    if read_environment(host, folder) is None and folder not in half_made(host, root):
+        raise UsageError("environment-unknown", f"{environment} is no environment that firstlight made", hint="firstlight engines list")
+    Consent(yes=yes).require("remove", f"remove {folder}?")
+    remove_environment(host, folder)
+    click.echo(f"{glyphs().ok} removed {folder}")
+    return 0
