@@ -1,0 +1,94 @@
+"""What one `up` knows so far. Stages read and add; nothing else is shared between them."""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from firstlight.app.consent import Consent
+from firstlight.app.emitter import Emitter
+from firstlight.app.store import RunFolder, RunStore
+from firstlight.core.answer import EngineAnswer, RehearsalReport
+from firstlight.core.checkpoint import Checkpoint
+from firstlight.core.errors import FirstlightError
+from firstlight.core.findings import Finding
+from firstlight.core.intent import Intent
+from firstlight.core.machine import EngineInstall, Machine
+from firstlight.core.plan import Candidate, Constraint, PlanSet
+from firstlight.core.ports import EngineAdapter, Host
+from firstlight.core.run import Endpoint, LaunchSpec, Overlay
+from firstlight.core.verdict import BenchReport, Verdict
+
+
+@dataclass(frozen=True, kw_only=True)
+class UpOptions:
+    """How to go about it; what to reach is the Intent."""
+
+    accept: frozenset[str] = frozenset()
+    ignore: frozenset[str] = frozenset()
+    skip: frozenset[str] = frozenset()
+    dry_run: bool = False
+    foreground: bool = False
+    attempts: int = 3
+    rehearse: str = "auto"
+    verify_profile: str = "quick"
+    bench_profile: str = "quick"
+    ask: str = "auto"
+
+
+@dataclass(kw_only=True)
+class Session:
+    """The facts of one `up`, filled stage by stage."""
+
+    intent: Intent
+    options: UpOptions
+    host: Host
+    adapters: Sequence[EngineAdapter]
+    store: RunStore
+    consent: Consent
+    emitter: Emitter
+    name: str
+    folder: RunFolder | None = None
+    checkpoint: Checkpoint | None = None
+    machine: Machine | None = None
+    install: EngineInstall | None = None
+    adapter: EngineAdapter | None = None
+    answer: EngineAnswer | None = None
+    rehearsal: RehearsalReport | None = None
+    plan_set: PlanSet | None = None
+    constraints: list[Constraint] = field(default_factory=list)
+    overlay: Overlay | None = None
+    launch: LaunchSpec | None = None
+    supervisor: Any = None
+    endpoint: Endpoint | None = None
+    verdict: Verdict | None = None
+    bench: BenchReport | None = None
+    findings: list[Finding] = field(default_factory=list)
+    raw: dict[str, str] = field(default_factory=dict)
+    attempt: int = 1
+    stage_seconds: dict[str, float] = field(default_factory=dict)
+    died: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @property
+    def best(self) -> Candidate:
+        if self.plan_set is None or self.plan_set.best is None:
+            raise FirstlightError("no-plan", "there is no plan to start", hint="run the plan stage first")
+        return self.plan_set.best
+
+    @property
+    def model(self) -> Checkpoint:
+        if self.checkpoint is None:
+            raise FirstlightError("no-checkpoint", "the model has not been inspected", hint="run the inspect stage first")
+        return self.checkpoint
+
+    def save(self, value: Any, name: str) -> None:
+        if self.folder is not None and value is not None:
+            self.folder.save(value, name)
+
+    def add(self, findings: Sequence[Finding]) -> None:
+        """Adds findings once each and announces the new ones."""
+        seen = {(f.code, f.message) for f in self.findings}
+        for finding in findings:
+            if (finding.code, finding.message) not in seen:
+                self.findings.append(finding)
+                self.emitter.emit("finding", code=finding.code, severity=str(finding.severity), message=finding.message)

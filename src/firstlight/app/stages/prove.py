@@ -1,0 +1,103 @@
+"""What makes an endpoint worth having: verify, bench, report."""
+
+import time
+from pathlib import Path
+
+from firstlight.app.session import Session
+from firstlight.core.errors import Exit, FirstlightError
+from firstlight.core.run import Endpoint, RunState
+from firstlight.core.verdict import BenchReport, CheckResult, Verdict
+
+
+def endpoint_of(session: Session) -> Endpoint:
+    if session.endpoint is None:
+        raise FirstlightError("no-endpoint", "nothing is serving yet", hint="run the launch and watch stages first")
+    return session.endpoint
+
+
+def api_key(endpoint: Endpoint) -> str | None:
+    """The key from its file; it is never written anywhere else."""
+    if endpoint.api_key_file is None:
+        return None
+    try:
+        return Path(endpoint.api_key_file).read_text().strip()
+    except OSError as e:
+        raise FirstlightError(
+            "api-key-unreadable", "the key file cannot be read", evidence=(f"{endpoint.api_key_file}: {e.strerror}",)
+        ) from None
+
+
+async def verify(session: Session) -> str:
+    """No "ready" without a coherent answer. A failed check that was not accepted by name ends the run with exit 6."""
+    from firstlight.verify.verify import verify as verify_endpoint
+
+    endpoint = endpoint_of(session)
+    session.verdict = await verify_endpoint(
+        endpoint,
+        profile=session.options.verify_profile,
+        accept=session.options.accept,
+        on_check=lambda check: _announce(session, check),
+        api_key=api_key(endpoint),
+    )
+    session.save(session.verdict, "verdict.json")
+    if session.verdict.passed and session.folder:
+        session.folder.update(state=RunState.VERIFIED, verified=time.time())
+    return summary(session.verdict)
+
+
+def _announce(session: Session, check: CheckResult) -> None:
+    session.emitter.emit("check", name=check.name, passed=check.passed, skipped=check.skipped, accepted=check.accepted)
+    session.emitter.emit("phase", name=check.name)
+
+
+def failed_checks(verdict: Verdict) -> list[CheckResult]:
+    return [c for c in verdict.checks if not (c.passed or c.skipped or c.accepted)]
+
+
+def summary(verdict: Verdict) -> str:
+    ran = [c for c in verdict.checks if not c.skipped]
+    failed = failed_checks(verdict)
+    accepted = [c.name for c in ran if c.accepted]
+    parts = [f"{sum(c.passed for c in ran)} of {len(ran)} checks passed"]
+    parts += [f"accepted: {', '.join(accepted)}"] if accepted else []
+    parts += [f"failed: {', '.join(c.name for c in failed)}"] if failed else []
+    return " · ".join(parts)
+
+
+async def bench(session: Session) -> str:
+    """Never measures an endpoint whose answers make no sense."""
+    from firstlight.bench.bench import run_bench
+
+    endpoint = endpoint_of(session)
+    if session.verdict is not None and not session.verdict.passed:
+        return "not measured: the answers did not pass"
+    session.bench = await run_bench(
+        endpoint,
+        profile=session.options.bench_profile,
+        candidate=session.plan_set.best if session.plan_set else None,
+        verdict=session.verdict,
+        force="verify" in session.options.skip or bool(session.options.accept),
+        api_key=api_key(endpoint),
+    )
+    session.save(session.bench, "bench.json")
+    return headline(session.bench)
+
+
+def headline(report: BenchReport) -> str:
+    return report.headline or f"{len(report.points)} points"
+
+
+async def report(session: Session) -> str:
+    """The run's last word. A verdict that failed is exit 6, and leaves the endpoint up, unverified, for a look."""
+    if session.verdict is not None and not session.verdict.passed:
+        failed = failed_checks(session.verdict)
+        raise FirstlightError(
+            "verification-failed",
+            "the endpoint answers, and the answers did not pass",
+            evidence=tuple(f"{c.name}: {'; '.join(c.evidence[:2])}" for c in failed),
+            hint=f"firstlight up … {' '.join(f'--accept {c.name}' for c in failed)} accepts them; firstlight down {session.name} stops it",
+            exit_code=Exit.VERIFICATION_FAILED,
+        )
+    if session.folder:
+        session.folder.update(state=RunState.SERVING)
+    return endpoint_of(session).base_url

@@ -1,0 +1,37 @@
+"""Every test has its own home and XDG places, and reaches nothing but this machine."""
+
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+_XDG = {"XDG_STATE_HOME": "state", "XDG_CACHE_HOME": "cache", "XDG_DATA_HOME": "data", "XDG_CONFIG_HOME": "config"}
+
+
+@pytest.fixture(autouse=True)
+def own_home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A fresh HOME; the variables that a user may have set are gone, the engine that `make test-engines` names is kept."""
+    home = tmp_path_factory.mktemp("home")
+    monkeypatch.setenv("HOME", str(home))
+    for variable, folder in _XDG.items():
+        monkeypatch.setenv(variable, str(home / folder))
+    for variable in ("HF_HOME", "HF_TOKEN", "HF_ENDPOINT", "HF_HUB_OFFLINE", "FIRSTLIGHT_ASCII", "NO_COLOR"):
+        monkeypatch.delenv(variable, raising=False)
+    return home
+
+
+@pytest.fixture(autouse=True)
+def loopback_only(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A connection of this process to anything but loopback or a Unix socket is a fault of the test."""
+    real = socket.socket.connect
+
+    def connect(self: socket.socket, address: Any) -> None:
+        host = address[0] if isinstance(address, tuple) else "localhost"
+        if host not in ("127.0.0.1", "::1", "localhost") and not str(host).startswith("127."):
+            raise AssertionError(f"a test reached for {address}")
+        return real(self, address)
+
+    monkeypatch.setattr(socket.socket, "connect", connect)
+    yield
