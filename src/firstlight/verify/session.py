@@ -1,0 +1,102 @@
+"""What the checks share: the client, what was claimed, what was learned so far, the clock."""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Iterable
+from typing import Any, TypeVar
+
+from msgspec import Struct
+
+from firstlight.core.run import Endpoint
+from firstlight.verify.answers import Answer
+from firstlight.verify.client import Api
+
+T = TypeVar("T")
+SHORT, THINKING = 32, 1536
+
+
+class Claims(Struct, frozen=True, kw_only=True):
+    """What the model or its flags promise; only what is promised is tested.
+
+    kind: chat | base | embedding | reward, None: found out by asking. tool_parser: the engine's parser flag, for naming it.
+    concurrency: parallel requests the plan promised.
+    """
+
+    kind: str | None = None
+    tools: bool = False
+    tool_parser: str | None = None
+    reasoning: bool = False
+    reasoning_parser: str | None = None
+    json_schema: bool = False
+    vision: bool = False
+    concurrency: int | None = None
+
+
+class Outcome(Struct, frozen=True, kw_only=True):
+    """passed None: not applicable here, `note` says why."""
+
+    passed: bool | None
+    evidence: list[str] = []
+    note: str | None = None
+
+
+class Session:
+    """One verification. has_chat, has_completions, thinking: learned while asking; None until known."""
+
+    def __init__(self, api: Api, endpoint: Endpoint, claims: Claims, *, parallel: int = 4) -> None:
+        self.api = api
+        self.endpoint = endpoint
+        self.claims = claims
+        self.parallel = parallel
+        self.engine = endpoint.engine
+        self.engine_version = endpoint.engine_version
+        self.max_model_len = endpoint.max_model_len
+        self.has_chat: bool | None = None
+        self.has_completions: bool | None = None
+        self.thinking = False
+        self.seen: list[str] = []
+
+    async def ask(self, question: str, *, max_tokens: int = SHORT, **options: Any) -> Answer:
+        """A question in the way this model takes it: as a chat turn, or as a text to continue for base models."""
+        if self.has_chat is False:
+            return self._kept(await self.api.complete(f"Question: {question}\nAnswer:", max_tokens=max_tokens, **_greedy(options)))
+        messages = [{"role": "user", "content": question}]
+        limit = THINKING if self.thinking else max_tokens
+        answer = await self.api.chat(messages, max_tokens=limit, **_greedy(options))
+        if not self.thinking and _still_thinking(answer):
+            self.thinking = True
+            answer = await self.api.chat(messages, max_tokens=THINKING, **_greedy(options))
+        return self._kept(answer)
+
+    async def go_on(self, text: str, *, max_tokens: int = 4, **options: Any) -> Answer:
+        """Continues a text, greedily unless told otherwise."""
+        return self._kept(await self.api.complete(text, max_tokens=max_tokens, **_greedy(options)))
+
+    def _kept(self, answer: Answer) -> Answer:
+        if answer.ok:
+            self.seen.append(answer.whole)
+        return answer
+
+    async def together(self, work: Iterable[Awaitable[T]], *, limit: int | None = None) -> list[T]:
+        """Runs awaitables at most `limit` (default: `parallel`) at a time, results in order."""
+        gate = asyncio.Semaphore(limit or self.parallel)
+
+        async def one(job: Awaitable[T]) -> T:
+            async with gate:
+                return await job
+
+        return await asyncio.gather(*(one(job) for job in work))
+
+
+def _greedy(options: dict[str, Any]) -> dict[str, Any]:
+    return {"temperature": 0, **options}
+
+
+def _still_thinking(answer: Answer) -> bool:
+    """Cut off inside its reasoning: the answer proper has not begun."""
+    opened = "<think>" in answer.text and "</think>" not in answer.text
+    return answer.ok and answer.finish_reason == "length" and (opened or (bool(answer.reasoning) and not answer.text.strip()))
+
+
+def now() -> float:
+    return time.monotonic()

@@ -1,0 +1,52 @@
+"""Statistics of texts, without any model: floods, loops, broken characters. Pure functions."""
+
+import math
+from collections import Counter
+
+
+def character_entropy(text: str) -> float:
+    """Shannon entropy of the characters in bits; English prose is near 4.2, a flood of one character 0."""
+    counts, total = Counter(text), len(text)
+    return -sum(c / total * math.log2(c / total) for c in counts.values()) if total else 0.0
+
+
+def longest_run(items: list[str] | str) -> int:
+    """The longest run of one and the same item."""
+    best = run = 0
+    last: str | None = None
+    for item in items:
+        run = run + 1 if item == last else 1
+        last, best = item, max(best, run)
+    return best
+
+
+def cycle_share(items: list[str], *, longest: int = 4) -> float:
+    """The share of items that repeat the one `p` places before, for the best period p of 1..longest."""
+    if len(items) <= longest:
+        return 0.0
+    return max(sum(a == b for a, b in zip(items, items[p:], strict=False)) / (len(items) - p) for p in range(1, longest + 1))
+
+
+def broken_characters(text: str) -> int:
+    """U+FFFD and control characters other than tab, newline and return."""
+    return sum(1 for c in text if c == "\ufffd" or (ord(c) < 32 and c not in "\t\n\r"))
+
+
+def flood(text: str) -> str | None:
+    """Why a text is no language at all, or None. Judges only what no healthy model writes when asked a plain question."""
+    body = text.strip()
+    if len(body) < 12:
+        return None
+    if longest_run(body) >= 24 and not set(body[:1]) <= set("-=_* .#"):
+        return f"one character {longest_run(body)} times in a row"
+    top, count = Counter(body.replace(" ", "")).most_common(1)[0]
+    if count / len(body.replace(" ", "")) > 0.6:
+        return f"{count} of {len(body)} characters are {top!r}"
+    if character_entropy(body) < 1.5:
+        return f"character entropy {character_entropy(body):.1f} bits (prose: about 4)"
+    if broken_characters(body) > max(2, len(body) // 20):
+        return f"{broken_characters(body)} of {len(body)} characters are not text"
+    words = body.split()
+    if len(words) >= 16 and cycle_share(words) > 0.9:
+        return f"{cycle_share(words):.0%} of the words repeat in a cycle of at most 4"
+    return None
