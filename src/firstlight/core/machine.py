@@ -6,7 +6,7 @@ from firstlight.core.findings import Finding
 
 
 class GpuProcess(Struct, frozen=True, kw_only=True):
-    """Who holds GPU memory. ours: proven to belong to a firstlight run."""
+    """Who holds GPU memory. ours: proven to belong to a firstlight run (`run`). unit: its systemd service."""
 
     pid: int
     memory_bytes: int | None = None
@@ -15,10 +15,15 @@ class GpuProcess(Struct, frozen=True, kw_only=True):
     container: str | None = None
     started: float | None = None
     ours: bool = False
+    unit: str | None = None
+    run: str | None = None
 
 
 class Accelerator(Struct, frozen=True, kw_only=True):
-    """One GPU. Two totals: CUDA's (`cuda_total_bytes`, used for budgets) and the driver's (`driver_total_bytes`).
+    """One GPU, or one MIG device. Two totals: CUDA's (`cuda_total_bytes`, used for budgets) and the driver's (`driver_total_bytes`).
+
+    cuda_total_rung: `measured` on this GPU, else the catalog's figure. unified_memory: the total is the host's memory, shared with it.
+    mig: MIG mode is on; mig_profile: this entry is a MIG device (`3g.40gb`) and its uuid is what CUDA_VISIBLE_DEVICES takes.
 
     catalog_id: the catalog's name (`rtx-pro-6000-blackwell`), None when unknown. sm: compute capability, `9.0` -> 90.
     """
@@ -43,16 +48,24 @@ class Accelerator(Struct, frozen=True, kw_only=True):
     ecc: bool | None = None
     power_limit_watts: float | None = None
     processes: list[GpuProcess] = []
+    cuda_total_rung: str | None = None
+    unified_memory: bool | None = None
+    mig_profile: str | None = None
+    compute_mode: str | None = None
 
 
 class Link(Struct, frozen=True, kw_only=True):
-    """How two GPUs reach each other. kind: nvlink | pix | pxb | phb | node | sys | c2c; p2p: tested, None when not tested."""
+    """How two GPUs reach each other. kind: nvlink | pix | pxb | phb | node | sys | c2c; p2p: tested, None when not tested.
+
+    p2p_allowed: the driver's word for peer access (`OK`, `CNS` chipset not supported, `GNS`, `TNS`, `NS`), which is a claim, not a test.
+    """
 
     a: int
     b: int
     kind: str
     bandwidth_bytes_per_second: float | None = None
     p2p: bool | None = None
+    p2p_allowed: str | None = None
 
 
 class Storage(Struct, frozen=True, kw_only=True):
