@@ -1,0 +1,92 @@
+"""Planning flags in vLLM's spelling: a command line's flags as Pins, and Pins as a command line."""
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from firstlight.core.errors import UsageError
+from firstlight.core.intent import Pins
+from firstlight.core.units import parse_bytes
+
+SHORT = {
+    "-tp": "tensor_parallel_size",
+    "-pp": "pipeline_parallel_size",
+    "-dp": "data_parallel_size",
+    "-dcp": "decode_context_parallel_size",
+    "-ep": "enable_expert_parallel",
+    "-n": "nodes",
+    "--nnodes": "nodes",
+    "--kv-cache-memory": "kv_cache_memory_bytes",
+}
+BOOLEAN = frozenset({"enable_expert_parallel", "enforce_eager", "language_model_only"})
+SIZES = frozenset({"kv_cache_memory_bytes"})
+COUNTS = frozenset({"max_model_len", "max_num_batched_tokens"})
+_FRACTIONS = frozenset({"gpu_memory_utilization"})
+_TEXT = frozenset({"kv_cache_dtype", "dtype", "mm_encoder_tp_mode"})
+FIELDS = tuple(f.name for f in msgspec.structs.fields(Pins))
+
+
+def field_of(token: str) -> str | None:
+    """The field of Pins behind a flag in any spelling (`-tp`, `--tensor_parallel_size`); None for the engine's other flags."""
+    if token in SHORT:
+        return SHORT[token]
+    name = token.removeprefix("--").replace("-", "_")
+    if token.startswith("--no-") and name.removeprefix("no_") in BOOLEAN:
+        return name.removeprefix("no_")
+    return name if token.startswith("--") and name in FIELDS else None
+
+
+def pins_from_args(args: Sequence[str]) -> Pins:
+    """The planning flags among an engine's flags, `--flag value` or `--flag=value`. Raises UsageError `bad-flag-value`."""
+    values: dict[str, Any] = {}
+    tokens = [part for token in args for part in _split(token)]
+    for position, token in enumerate(tokens):
+        field = field_of(token)
+        if field in BOOLEAN:
+            values[field] = not token.startswith("--no-")
+        elif field is not None and position + 1 < len(tokens):
+            values[field] = parse_value(field, tokens[position + 1])
+    return Pins(**values)
+
+
+def parse_value(field: str, text: str) -> Any:
+    """One flag's value as Pins holds it. Raises UsageError `bad-flag-value`."""
+    try:
+        if field in SIZES:
+            return parse_bytes(text)
+        if field in COUNTS:
+            return parse_count(text)
+        if field in _FRACTIONS:
+            return float(text)
+        if field == "speculative_config":
+            return dict(json.loads(text))
+        return text if field in _TEXT else int(text)
+    except ValueError:
+        raise UsageError("bad-flag-value", f"--{field.replace('_', '-')} cannot be {text!r}", hint="see `firstlight plan --help`") from None
+
+
+def parse_count(text: str) -> int:
+    """A count as vLLM reads it: `131072`, `128k` (decimal), `128K` (binary), `1.5M`. Raises ValueError."""
+    units = {"k": 10**3, "m": 10**6, "g": 10**9, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+    if text and text[-1] in units:
+        return int(float(text[:-1]) * units[text[-1]])
+    return int(text)
+
+
+def as_args(fields: dict[str, Any]) -> list[str]:
+    """Fields of Pins as flags in vLLM's spelling, in the order given; None and False are left out."""
+    out: list[str] = []
+    for field, value in fields.items():
+        if value is None or value is False:
+            continue
+        out.append("--" + field.replace("_", "-"))
+        if value is not True:
+            out.append(json.dumps(value, separators=(",", ":")) if isinstance(value, dict) else str(value))
+    return out
+
+
+def _split(token: str) -> list[str]:
+    name, equals, value = token.partition("=")
+    return [name, value] if equals and token.startswith("-") and field_of(name) else [token]

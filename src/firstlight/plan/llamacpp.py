@@ -1,0 +1,241 @@
+"""llama.cpp: weights, KV cache, compute buffers, and whether the host's memory really holds them.
+
+llama-server maps the file, so a model larger than memory starts and then reads from disk for every token; a plan calls that `does-not-fit`.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from msgspec import Struct
+
+from firstlight.core.checkpoint import Checkpoint, KvCacheGroup
+from firstlight.core.figures import Figure, Rung
+from firstlight.core.findings import Finding, Severity
+from firstlight.core.machine import Accelerator, Machine
+from firstlight.core.plan import Candidate, EngineRef, MemoryBudget, PlanSet, Predicted, Rejected
+from firstlight.core.units import GIB, MIB, gib
+from firstlight.plan.figures import interval, known, unknown
+from firstlight.plan.wish import Wish
+
+UBATCH = 512  # llama-server's default physical batch
+CHAT_CONTEXT = 8192  # where nobody says how long, and the model can
+HOST_RESERVE = 1 * GIB  # the system and llama-server itself
+GPU_RESERVE = 768 * MIB  # CUDA context, cuBLAS workspace, llama.cpp's own margin
+# Bytes per cached element: f16 and the quantized cache types (a block of 32 values and its scale).
+CACHE_TYPES = {"f16": 2.0, "bf16": 2.0, "f32": 4.0, "q8_0": 34 / 32, "q5_1": 24 / 32, "q5_0": 22 / 32, "q4_1": 20 / 32, "q4_0": 18 / 32}
+
+
+class Place(Struct, frozen=True):
+    """Where the model goes. layers: how many of the stack are on GPUs; budget_bytes: what that place may hold."""
+
+    device: str
+    total_bytes: int | None
+    free_bytes: int | None
+    layers: int
+
+
+def plan_llamacpp(checkpoint: Checkpoint, machine: Machine, wish: Wish, engine: EngineRef, device: str | None) -> PlanSet:
+    """Slots and context that fit, most of what was asked first."""
+    parallel = wish.cap("max_num_seqs", wish.pins.max_num_seqs or wish.concurrency or 1)
+    wanted = wish.cap("max_model_len", wish.max_model_len or _default_context(checkpoint))
+    pinned = wish.max_model_len is not None
+    rejected: list[Rejected] = []
+    gpus = [] if device == "cpu" else list(machine.accelerators)
+    for context in [wanted] if pinned else _shorter(wanted):
+        candidate, shortfall = _candidate(checkpoint, machine, gpus, wish, engine, context, parallel)
+        if shortfall <= 0:
+            return _answer("fits", checkpoint, machine, candidate, rejected, _advice(checkpoint, context))
+        rejected.append(
+            Rejected(
+                layout=f"ctx {context} x {parallel}",
+                code="memory-does-not-fit",
+                because=f"needs {gib(shortfall)} more than {machine.hostname} has free",
+            )
+        )
+    return _answer("does-not-fit", checkpoint, machine, candidate, rejected, [_too_big(checkpoint, machine, candidate, shortfall)])
+
+
+def kv_bytes_per_token(groups: Sequence[KvCacheGroup], cache_type: str, growing_only: bool = True) -> float:
+    """Bytes of every layer for one more token; sliding windows count only with `growing_only` off."""
+    kinds = {"full", "mla", "sparse-mla", "indexer"} | (set() if growing_only else {"sliding-window", "chunked"})
+    return sum(_per_token(g, cache_type) * len(g.layers) for g in groups if g.kind in kinds)
+
+
+def kv_cache_bytes(groups: Sequence[KvCacheGroup], cache_type: str, context: int, parallel: int) -> int:
+    """llama.cpp's cache: every slot's full context; a sliding window keeps window + ubatch cells, padded to 256; states per slot."""
+    total = 0.0
+    for group in groups:
+        window = group.window or context
+        cells = context if group.kind not in ("sliding-window", "chunked") else min(context, _pad(window + UBATCH, 256))
+        total += _per_token(group, cache_type) * len(group.layers) * cells * parallel
+        total += (group.state_bytes_per_request or 0) * len(group.layers) * parallel
+    return round(total)
+
+
+def compute_buffer_bytes(config: dict[str, Any], vocab_size: int | None, hidden_size: int | None, context: int) -> Figure:
+    """The graph's scratch for one physical batch: logits, the widest activations, and the attention mask."""
+    if not vocab_size or not hidden_size:
+        return unknown("the vocabulary's or the hidden size is not known")
+    wide = int(config.get("intermediate_size") or 4 * hidden_size)
+    mid = UBATCH * 4 * (vocab_size + 4 * hidden_size + 2 * wide) + UBATCH * context * 2
+    return interval(mid, 0.35, because=f"{UBATCH} rows of logits and activations in float32")
+
+
+def _candidate(
+    checkpoint: Checkpoint, machine: Machine, gpus: list[Accelerator], wish: Wish, engine: EngineRef, context: int, parallel: int
+) -> tuple[Candidate, float]:
+    """A layout and by how many bytes it misses (negative: what is left)."""
+    cache_type = _cache_type(wish.pins.kv_cache_dtype)
+    groups = checkpoint.kv_cache_groups
+    weights = checkpoint.tensor_bytes or checkpoint.file_bytes or 0
+    kv = kv_cache_bytes(groups, cache_type, context, parallel)
+    compute = compute_buffer_bytes(checkpoint.config, checkpoint.vocab_size, checkpoint.hidden_size, context * parallel)
+    place = _place(checkpoint, machine, gpus, weights + kv, compute)
+    per_token = round(kv_bytes_per_token(groups, cache_type)) or None
+    budget = _budget(place, weights, kv, compute)
+    free = budget.usable.mid
+    shortfall = (weights + kv + (compute.mid or 0)) - free if free is not None else 0.0
+    args = ["--ctx-size", str(context * parallel), "--parallel", str(parallel)]
+    if cache_type != "f16":
+        args += ["--cache-type-k", cache_type, "--cache-type-v", cache_type]
+    if place.layers:
+        args += ["--n-gpu-layers", str(place.layers)]
+    room = (free - weights - (compute.mid or 0)) / parallel if free is not None else None
+    fits = int(room / per_token) if room is not None and per_token else None
+    return Candidate(
+        engine=engine,
+        max_model_len=context,
+        max_num_seqs=parallel,
+        max_num_batched_tokens=2048,
+        kv_cache_dtype=cache_type,
+        args=[*args, *wish.flags],
+        env=wish.env,
+        per_gpu=budget,
+        kv_bytes_per_token=per_token,
+        kv_tokens=Figure.exact(context * parallel, Rung.COMPUTED, "llama.cpp allocates what --ctx-size says"),
+        max_model_len_that_fits=known(max(fits, 0)) if fits is not None else unknown("the host's memory or the KV size is not known"),
+        max_concurrency=Figure.exact(parallel, Rung.COMPUTED, "slots"),
+        predicted=_predicted(checkpoint, machine, weights, place),
+        because=[f"{place.device}: {gib(weights)} of weights, {gib(kv)} of KV cache for {parallel} x {context} tokens"],
+    ), shortfall
+
+
+def _place(checkpoint: Checkpoint, machine: Machine, gpus: list[Accelerator], needed: int, compute: Figure) -> Place:
+    layers = (checkpoint.num_hidden_layers or 0) + 1
+    if gpus and all(g.cuda_total_bytes for g in gpus):
+        total = sum(g.cuda_total_bytes or 0 for g in gpus)
+        room = sum((g.free_bytes or g.cuda_total_bytes or 0) - GPU_RESERVE for g in gpus) - (compute.mid or 0) * len(gpus)
+        on_gpu = layers if needed <= room else int(layers * room / needed)
+        if on_gpu == layers:
+            return Place(f"{len(gpus)} x {gpus[0].catalog_id or gpus[0].name}", total, round(room + (compute.mid or 0)), layers)
+        host = _host_free(machine)
+        both = None if host is None else round(room + host)
+        return Place(f"{on_gpu} of {layers} layers on GPU, the rest on the host", total, both, max(on_gpu, 0))
+    return Place("host memory", machine.memory_total_bytes, _host_free(machine), 0)
+
+
+def _host_free(machine: Machine) -> int | None:
+    """What a new process may take: the smaller of available memory and the cgroup's limit, less a reserve for the system."""
+    known_limits = [b for b in (machine.memory_available_bytes, machine.cgroup_memory_limit_bytes) if b is not None]
+    return max(min(known_limits) - HOST_RESERVE, 0) if known_limits else None
+
+
+def _budget(place: Place, weights: int, kv: int, compute: Figure) -> MemoryBudget:
+    usable = place.free_bytes
+    left = None if usable is None or compute.mid is None else usable - weights - kv - compute.mid
+    return MemoryBudget(
+        total=known(place.total_bytes) if place.total_bytes else unknown("the host's memory is not known"),
+        usable=known(usable) if usable is not None else unknown("available memory is not known"),
+        weights=Figure.exact(weights, Rung.COMPUTED, "sum of the file's tensors"),
+        activation_peak=compute,
+        cuda_graphs=Figure.exact(0, Rung.COMPUTED, "llama.cpp reserves no graph memory"),
+        non_torch=Figure.exact(0, Rung.COMPUTED, "counted in the reserve"),
+        kv_pool=Figure.exact(kv, Rung.COMPUTED, "allocated in full at start"),
+        headroom=Figure(low=left, mid=left, high=left) if left is not None else unknown("available memory is not known"),
+    )
+
+
+def _predicted(checkpoint: Checkpoint, machine: Machine, weights: int, place: Place) -> Predicted:
+    bandwidths = [s.read_bytes_per_second for s in machine.storage if s.read_bytes_per_second]
+    load = Figure(low=None, mid=None, high=None, because="no measured disk speed")
+    if bandwidths:
+        load = interval(weights / max(bandwidths), 0.5, because=f"{gib(weights)} at the disk's measured speed")
+    gpu = machine.accelerators[0].memory_bandwidth_bytes_per_second if place.layers and machine.accelerators else None
+    active = weights
+    if checkpoint.parameters.active and checkpoint.parameters.total:
+        active = round(weights * checkpoint.parameters.active / checkpoint.parameters.total)
+    rate = (
+        Figure(mid=gpu / active, high=gpu / active, because="bytes touched per token over memory bandwidth")
+        if gpu and active
+        else unknown("the host's memory bandwidth is not known")
+    )
+    ready = interval(load.mid + 3, 0.5, because="loading and warm-up") if load.mid is not None else unknown("no measured disk speed")
+    return Predicted(load_seconds=load, decode_tokens_per_second_upper_bound=rate, ready_seconds=ready)
+
+
+def _answer(
+    verdict: str, checkpoint: Checkpoint, machine: Machine, best: Candidate, rejected: list[Rejected], findings: list[Finding]
+) -> PlanSet:
+    return PlanSet(
+        verdict=verdict,
+        model=checkpoint.name or checkpoint.ref,
+        machine=machine.hostname,
+        best=best,
+        rejected=rejected,
+        findings=findings,
+    )
+
+
+def _too_big(checkpoint: Checkpoint, machine: Machine, best: Candidate, shortfall: float) -> Finding:
+    free = best.per_gpu.usable.mid if best.per_gpu else None
+    return Finding(
+        code="memory-does-not-fit",
+        severity=Severity.BLOCKER,
+        message=f"the model does not fit into {machine.hostname}'s memory",
+        evidence=[f"needed: {gib((free or 0) + shortfall)}", f"free for it: {gib(free)}"],
+        note="llama.cpp would map the file and start all the same, then read weights from disk for every token",
+        hint="use a smaller quantization, fewer slots (--max-num-seqs) or a shorter context (--max-model-len)",
+    )
+
+
+def _advice(checkpoint: Checkpoint, context: int) -> list[Finding]:
+    limit = checkpoint.max_position_embeddings
+    if limit and context > limit:
+        return [
+            Finding(
+                code="context-beyond-model",
+                severity=Severity.WARNING,
+                message=f"{context} tokens are more than the model was made for",
+                evidence=[f"max_position_embeddings: {limit}"],
+                hint=f"--max-model-len {limit}",
+            )
+        ]
+    return []
+
+
+def _default_context(checkpoint: Checkpoint) -> int:
+    return min(checkpoint.max_position_embeddings or CHAT_CONTEXT, CHAT_CONTEXT)
+
+
+def _shorter(context: int) -> list[int]:
+    """The wish, then halves of it, down to 512 tokens."""
+    out = [context]
+    while out[-1] > 1024:
+        out.append(out[-1] // 2)
+    return out
+
+
+def _cache_type(dtype: str | None) -> str:
+    """llama.cpp's name of a KV dtype; vLLM's `bfloat16` and `auto` are its default f16."""
+    if dtype in (None, "auto", "bfloat16", "float16", "half"):
+        return "f16"
+    return "q8_0" if dtype in ("fp8", "fp8_e4m3", "int8") else str(dtype)
+
+
+def _per_token(group: KvCacheGroup, cache_type: str) -> float:
+    base = group.bytes_per_token_per_layer.get("bf16") or group.bytes_per_token_per_layer.get("f16") or 0.0
+    return base * CACHE_TYPES.get(cache_type, 2.0) / 2.0
+
+
+def _pad(n: int, multiple: int) -> int:
+    return -(-n // multiple) * multiple

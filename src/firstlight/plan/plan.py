@@ -1,0 +1,50 @@
+"""Checkpoint, machine and wish -> PlanSet: the first rung, computed."""
+
+from collections.abc import Sequence
+
+import msgspec
+
+from firstlight.core.answer import EngineAnswer, RehearsalReport
+from firstlight.core.checkpoint import Checkpoint
+from firstlight.core.errors import UsageError
+from firstlight.core.intent import Intent
+from firstlight.core.machine import EngineInstall, Machine
+from firstlight.core.plan import Candidate, Constraint, EngineRef, PlanSet
+from firstlight.core.ports import EngineAdapter
+from firstlight.engines.registry import load_adapters
+from firstlight.plan.llamacpp import plan_llamacpp
+from firstlight.plan.vllm import plan_vllm
+from firstlight.plan.wish import wish_of
+
+
+def plan(
+    checkpoint: Checkpoint,
+    machine: Machine,
+    intent: Intent,
+    *,
+    engine: EngineRef,
+    install: EngineInstall | None = None,
+    constraints: Sequence[Constraint] = (),
+    answer: EngineAnswer | None = None,
+    rehearsal: RehearsalReport | None = None,
+) -> PlanSet:
+    """The best layout, what else would do, and what was rejected with its reason. Raises UsageError `no-planner`."""
+    wish = wish_of(intent, constraints)
+    if engine.name == "llamacpp":
+        found = plan_llamacpp(checkpoint, machine, wish, engine, install.device if install else None)
+    elif engine.name == "vllm":
+        found = plan_vllm(checkpoint, machine, wish, engine, install, answer, rehearsal)
+    else:
+        raise UsageError("no-planner", f"there is no planner for the engine {engine.name!r}", hint="engines with one: vllm, llamacpp")
+    adapter = next((a for a in load_adapters() if a.name == engine.name), None)
+    with_overlays = _overlaid(found, adapter, checkpoint, machine, install) if adapter else found
+    return msgspec.structs.replace(with_overlays, constraints=list(constraints))
+
+
+def _overlaid(found: PlanSet, adapter: EngineAdapter, checkpoint: Checkpoint, machine: Machine, install: EngineInstall | None) -> PlanSet:
+    """The same plans, each with what its engine needs patched in the checkpoint's JSON files."""
+
+    def laid(candidate: Candidate) -> Candidate:
+        return msgspec.structs.replace(candidate, overlay=adapter.overlay(checkpoint, candidate, machine, install))
+
+    return msgspec.structs.replace(found, best=laid(found.best) if found.best else None, alternatives=[laid(c) for c in found.alternatives])
