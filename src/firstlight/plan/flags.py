@@ -68,7 +68,9 @@ def parse_value(field: str, text: str) -> Any:
 
 
 def parse_count(text: str) -> int:
-    """A count as vLLM reads it: `131072`, `128k` (decimal), `128K` (binary), `1.5M`. Raises ValueError."""
+    """A count as vLLM reads it: `131072`, `128k` (decimal), `128K` (binary), `1.5M`; `auto` is -1: what fits. Raises ValueError."""
+    if text == "auto":
+        return -1
     units = {"k": 10**3, "m": 10**6, "g": 10**9, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
     if text and text[-1] in units:
         return int(float(text[:-1]) * units[text[-1]])

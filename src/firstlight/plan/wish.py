@@ -32,8 +32,9 @@ class Wish(Struct, frozen=True, kw_only=True):
 
     @property
     def max_model_len(self) -> int | None:
-        """The context that was asked for: pinned, or wanted."""
-        return self.pins.max_model_len or self.context
+        """The context that must fit: pinned, or wanted. None: the planner chooses (vLLM's `-1` and `auto` too)."""
+        pinned = self.pins.max_model_len
+        return pinned if pinned and pinned > 0 else self.context
 
     def cap(self, field: str, value: int) -> int:
         """`value` after every `<=` and `>=` limit on that field."""
