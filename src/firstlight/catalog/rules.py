@@ -1,0 +1,201 @@
+"""Diagnosis rules as data: symptom -> cause -> remedy. Data: rules/*.toml, one family a file; the user's own folder is added to them."""
+
+import re
+import tomllib
+from collections.abc import Iterable
+from functools import cache
+from importlib import resources
+from typing import Any
+
+from msgspec import Struct
+
+from firstlight.core.errors import InputError
+
+ROLES = ("cause", "consequence", "wrapper", "symptom", "benign")
+
+
+class RemedyTemplate(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """change: fields of Pins, engine flags (`--x`) or environment variables (UPPER CASE) -> value; a text with `{fact}` or `= f(fact, 3)`
+    is computed. action: what a person or host does, with `{fact}`. A remedy whose facts the log does not give is left out.
+    """
+
+    change: dict[str, Any] | None = None
+    action: str | None = None
+    safety: str = "ask"
+    because: str = ""
+    source: str | None = None
+
+
+class Pattern(Struct, frozen=True, kw_only=True):
+    """regex with a literal that every match contains (None: there is no such literal)."""
+
+    regex: re.Pattern[str]
+    literal: str | None
+
+    def search(self, text: str) -> "re.Match[str] | None":
+        if self.literal is not None and self.literal not in text:
+            return None
+        return self.regex.search(text)
+
+
+class Rule(Struct, frozen=True, kw_only=True):
+    """One way in which a known condition shows in a log. Several rules may share a code.
+
+    role: cause; consequence (of a cause elsewhere); wrapper (hides a cause); symptom (of a wait); benign.
+    match: any of; unless: none of, in the same message; frames: any of, in its traceback; with_log: all of, and unless_log: none of,
+    anywhere in the log. phases: where it happens; only_phases: it counts nowhere else. info: INFO lines count as well.
+    fatal: the condition ends the start or the server. priority: the higher wins where several match one message.
+    """
+
+    code: str
+    title: str
+    meaning: str
+    role: str = "cause"
+    engines: tuple[str, ...] = ()
+    versions: str | None = None
+    phases: tuple[str, ...] = ()
+    only_phases: tuple[str, ...] = ()
+    match: tuple[Pattern, ...]
+    unless: tuple[Pattern, ...] = ()
+    frames: tuple[Pattern, ...] = ()
+    with_log: tuple[Pattern, ...] = ()
+    unless_log: tuple[Pattern, ...] = ()
+    info: bool = False
+    fatal: bool = True
+    confidence: float = 0.9
+    priority: int = 0
+    facts: dict[str, Any] = {}
+    remedies: tuple[RemedyTemplate, ...] = ()
+    sources: tuple[str, ...] = ()
+
+
+_PATTERNS = ("match", "unless", "frames", "with_log", "unless_log")
+_KEYS = {*Rule.__struct_fields__, "remedy"} - {"remedies"}
+
+
+def literal_of(pattern: str) -> str | None:
+    """The longest text that every match of a regular expression contains, None where an alternation at the top allows none."""
+    runs, run, i = [""], "", 0
+    while i < len(pattern):
+        c = pattern[i]
+        if c == "|":
+            return None
+        if c == "\\":
+            escaped = pattern[i + 1 : i + 2]
+            run, i = (run + escaped, i + 2) if not escaped.isalnum() else (_end(runs, run), i + 2)
+        elif c == "(":
+            run, i = _end(runs, run), _closing(pattern, i)
+        elif c == "[":
+            run, i = _end(runs, run), _bracket(pattern, i)
+        elif c in "*?{":
+            _end(runs, run[:-1])
+            run, i = "", pattern.index("}", i) + 1 if c == "{" else i + 1
+        elif c in "+.^$":
+            run, i = _end(runs, run), i + 1
+        else:
+            run, i = run + c, i + 1
+    _end(runs, run)
+    return max(runs, key=len) or None
+
+
+def _end(runs: list[str], run: str) -> str:
+    runs.append(run)
+    return ""
+
+
+def _bracket(pattern: str, start: int) -> int:
+    i = start + 2 if pattern[start + 1] != "^" else start + 3
+    while pattern[i] != "]":
+        i += 2 if pattern[i] == "\\" else 1
+    return i + 1
+
+
+def _closing(pattern: str, start: int) -> int:
+    depth, i = 0, start
+    while True:
+        c = pattern[i]
+        if c == "\\":
+            i += 1
+        elif c == "[":
+            i = _bracket(pattern, i) - 1
+        elif c in "()":
+            depth += 1 if c == "(" else -1
+            if depth == 0:
+                return i + 1
+        i += 1
+
+
+def pattern(text: str) -> Pattern:
+    return Pattern(regex=re.compile(text, re.DOTALL), literal=literal_of(text))
+
+
+def read_rules(text: str, origin: str) -> list[Rule]:
+    """Rules of one TOML text. Raises InputError `rule-invalid`, naming the file, the code and what is wrong."""
+    try:
+        rows = tomllib.loads(text).get("rule", [])
+    except tomllib.TOMLDecodeError as e:
+        raise InputError("rule-invalid", f"{origin} is not TOML", evidence=(str(e),)) from None
+    return [_rule(row, origin) for row in rows]
+
+
+def _rule(row: dict[str, Any], origin: str) -> Rule:
+    code = row.get("code", "?")
+    if unknown := sorted(row.keys() - _KEYS):
+        raise InputError("rule-invalid", f"{origin}: rule {code} has unknown keys", evidence=tuple(unknown))
+    if missing := [k for k in ("code", "title", "meaning", "match") if not row.get(k)]:
+        raise InputError("rule-invalid", f"{origin}: rule {code} lacks keys", evidence=tuple(missing))
+    if row.get("role", "cause") not in ROLES:
+        raise InputError("rule-invalid", f"{origin}: rule {code} has role {row['role']!r}", evidence=(f"one of {', '.join(ROLES)}",))
+    try:
+        patterns = {k: tuple(pattern(p) for p in row.get(k, ())) for k in _PATTERNS}
+        remedies = tuple(RemedyTemplate(**r) for r in row.get("remedy", ()))
+    except (re.error, TypeError, IndexError) as e:
+        raise InputError("rule-invalid", f"{origin}: rule {code} cannot be read", evidence=(str(e),)) from None
+    plain = {k: tuple(v) if isinstance(v, list) else v for k, v in row.items() if k not in _PATTERNS and k != "remedy"}
+    return Rule(**plain, **patterns, remedies=remedies)
+
+
+@cache
+def builtin_rules() -> tuple[Rule, ...]:
+    """Every rule that comes with firstlight, in file and then in file order."""
+    folder = resources.files("firstlight.catalog") / "rules"
+    files = sorted((f for f in folder.iterdir() if f.name.endswith(".toml")), key=lambda f: f.name)
+    return tuple(rule for f in files for rule in read_rules(f.read_text("utf-8"), f.name))
+
+
+def rules_for(engine: str | None, version: str | None, rules: Iterable[Rule] | None = None) -> tuple[Rule, ...]:
+    """The rules that apply to an engine and version; what is unknown excludes nothing."""
+    chosen = builtin_rules() if rules is None else rules
+    return tuple(r for r in chosen if (engine is None or not r.engines or engine in r.engines) and version_within(version, r.versions))
+
+
+def version_within(version: str | None, wanted: str | None) -> bool:
+    """Whether a version satisfies `>=0.16,<0.24`. An unknown version satisfies everything."""
+    found = _numbers(version or "")
+    if not found or not wanted:
+        return True
+    return all(_holds(found, part.strip()) for part in wanted.split(","))
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    m = re.match(r"v?(\d+(?:\.\d+)*)", version)
+    return tuple(int(n) for n in m[1].split(".")) if m else ()
+
+
+def _holds(found: tuple[int, ...], part: str) -> bool:
+    operator, bound = part.rstrip("0123456789."), _numbers(part.lstrip("<>= "))
+    if operator.strip() == "<":
+        return found < bound
+    if operator.strip() == "<=":
+        return found[: len(bound)] <= bound
+    return found >= bound
+
+
+@cache
+def _benign() -> tuple[Rule, ...]:
+    return tuple(r for r in builtin_rules() if r.role == "benign")
+
+
+def benign_code(text: str) -> str | None:
+    """The code of a harmless line, None for every other."""
+    return next((r.code for r in _benign() if any(p.search(text) for p in r.match)), None)

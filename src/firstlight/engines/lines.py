@@ -1,0 +1,215 @@
+"""What an engine's output line is: transport prefixes peeled, then worker, level, source and text. Pure; used by watch and diagnose."""
+
+import re
+
+import msgspec
+from msgspec import Struct
+
+LINE_LIMIT = 65536
+
+
+class Line(Struct, frozen=True, gc=False):
+    """One printed line. number: 1-based by newline in the log as given (carriage returns do not count).
+
+    worker: the process as the engine names it, with its pid where the name alone is shared by several. header: the line carried a
+    logging header (level and source), so it starts a record; without one it may continue the previous record of its worker.
+    """
+
+    number: int
+    text: str
+    worker: str | None = None
+    pid: int | None = None
+    level: str | None = None
+    stamp: str | None = None
+    source: str | None = None
+    header: bool = False
+
+
+class Splitter:
+    """Bytes in any chunks -> the same numbered pieces. A line over LINE_LIMIT bytes keeps its beginning; memory is constant."""
+
+    def __init__(self) -> None:
+        self._tail = b""
+        self._number = 1
+        self._dropping = False
+
+    def feed(self, chunk: bytes) -> list[tuple[int, str]]:
+        """Complete pieces (ended by newline or carriage return) with their line numbers; empty ones are left out."""
+        if self._dropping:
+            chunk = self._skip_rest(chunk)
+        data = self._tail + chunk if self._tail else chunk
+        cut = max(data.rfind(b"\n"), data.rfind(b"\r")) + 1
+        self._keep(data[cut:])
+        return self._pieces(_shortened(data[:cut])) if cut else []
+
+    def close(self) -> list[tuple[int, str]]:
+        """What is left without a line end."""
+        rest, self._tail = self._tail, b""
+        return self._pieces(rest) if rest else []
+
+    def _skip_rest(self, chunk: bytes) -> bytes:
+        ends = [i for i in (chunk.find(b"\n"), chunk.find(b"\r")) if i >= 0]
+        if not ends:
+            return b""
+        self._dropping = False
+        return chunk[min(ends) :]
+
+    def _keep(self, rest: bytes) -> None:
+        if len(rest) > LINE_LIMIT:
+            rest = rest[:LINE_LIMIT]
+            self._dropping = True
+        self._tail = rest
+
+    def _pieces(self, block: bytes) -> list[tuple[int, str]]:
+        found: list[tuple[int, str]] = []
+        number = self._number
+        lines = block.decode("utf-8", "replace").split("\n")
+        for line in lines:
+            if "\r" in line:
+                found += [(number, piece) for piece in line.split("\r") if piece]
+            elif line:
+                found.append((number, line))
+            number += 1
+        self._number += len(lines) - 1
+        return found
+
+
+def _shortened(block: bytes) -> bytes:
+    """The block with every overlong line cut to LINE_LIMIT bytes."""
+    if len(block) <= LINE_LIMIT:
+        return block
+    lines = block.replace(b"\r", b"\r\x00").split(b"\n") if b"\r" in block else block.split(b"\n")
+    if b"\r" not in block:
+        return block if max(map(len, lines)) <= LINE_LIMIT else b"\n".join(line[:LINE_LIMIT] for line in lines)
+    return b"\n".join(b"\r".join(p[:LINE_LIMIT] for p in line.split(b"\r")) for line in block.split(b"\n"))
+
+
+_ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-_])")
+_LEVELS = r"(?:DEBUG|INFO|WARNING|WARN|ERROR|CRITICAL|FATAL)"
+_NAMED = re.compile(
+    r"\((?P<name>[A-Za-z_][^()=]*(?:\([^()]*(?:\([^()]*\))?\))?)?(?P<rank> rank=\d+)?,? ?pid=(?P<pid>\d+)(?:, ip=(?P<ip>[\w.:]+))?\) ?"
+)
+_HEADER = re.compile(
+    rf"(?P<level>{_LEVELS})[: ]\s*(?:(?P<stamp>(?:\d{{4}}-)?\d\d-\d\d[ T]\d\d:\d\d:\d\d(?:[.,]\d+)?)\s+)?"
+    r"\[?(?P<source>[\w./<>-]+\.(?:py|pyx|cc|cpp)(?::\d+)?)\]\s?"
+)
+_BARE = re.compile(rf"(?P<level>{_LEVELS}):\s+")
+_PYTHON = re.compile(
+    rf"(?P<stamp>\d{{4}}-\d\d-\d\d[ T]\d\d:\d\d:\d\d(?:[.,]\d+)?)\s+(?:-\s+)?(?:(?P<level>{_LEVELS})\s+)"
+    r"(?:(?P<source>[\w.]+\.py:\d+)\s+--\s+|-\s+)?"
+)
+_LLAMA = re.compile(r"(?P<stamp>\d+\.\d\d\.\d\d\d\.\d\d\d) (?P<level>[DIWE]) (?:(?:srv|cmn|slot|que|res|main|cli) +)?")
+_SGLANG = re.compile(r"\[(?P<stamp>\d{4}-\d\d-\d\d \d\d:\d\d:\d\d(?:\.\d+)?)(?P<ranks>(?: (?:DP|TP|PP|EP|ATTN_\w+?)\d+)*)\] ")
+_RANK = re.compile(r"\[(?:rank|default)(?P<rank>\d+)\]:\s?")
+_SHELL = re.compile(r"\[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\] \[[^\]\s]+\]: ")
+_TRANSPORT = (
+    re.compile(r"\[(?:pod|container)/[^\]\s]+\] "),
+    re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d+)?(?:Z|[+-]\d\d:?\d\d) (?:std(?:out|err) [FP] )?(?:[\w.-]+ [\w.@-]+\[\d+\]: )?"),
+    re.compile(r"(?:Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec) [ \d]\d \d\d:\d\d:\d\d(?:\.\d+)? [\w.-]+ [\w.@/-]+(?:\[\d+\])?: "),
+    re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} DEBG '[^']+' std(?:out|err) output:\s?"),
+    re.compile(r"\[\d+,\d+\]<std(?:out|err)>:\s?"),
+    re.compile(r"\d{1,4}: (?=\(|[A-Z]{4,8}[ :])"),
+    re.compile(r"[A-Za-z0-9][\w.-]* +\| (?! {4,}\|)"),
+    re.compile(r"\(autoscaler \+[\dhms]+(?:, ip=[\w.:]+)?\) "),
+)
+_STARTS = frozenset("[(0123456789JFMASOND")
+_GLUED = re.compile(
+    rf"(?<=.)(?=(?:\((?:APIServer|EngineCore|Worker|VllmWorker)[^()]{{0,40}} pid=\d+\) )?{_LEVELS} \d\d-\d\d \d\d:\d\d:\d\d \[?[\w./-]+\.py)"
+    r"|(?<=[^ )])(?=\((?:APIServer|EngineCore|Worker|VllmWorker)[^()]{0,40} pid=\d+\) )"
+)
+_REPEATED = re.compile(r" \[repeated (\d+)x across (?:cluster|all nodes)[^\]]*\]$")
+_SHARED_NAMES = frozenset({"VllmWorkerProcess", "RayWorkerWrapper", "RayWorkerProc", "Worker", "VllmWorker", "ServeReplica", "pid"})
+
+
+def parse(number: int, raw: str) -> list[Line]:
+    """The line or lines in one printed piece: two processes that wrote without a newline between them are taken apart."""
+    if "\x1b" in raw:
+        raw = _ANSI.sub("", raw)
+    if raw.startswith("{"):
+        raw = _unwrapped(raw)
+    if " pid=" in raw[24:] or " INFO " in raw[24:] or " ERROR " in raw[24:]:
+        return [_one(number, part) for part in _glued(raw)]
+    return [_one(number, raw)]
+
+
+def _glued(raw: str) -> list[str]:
+    """Splits where a second full prefix starts behind text; a prefix nested right behind another is not a second line."""
+    head = _peel(raw)[0]
+    cuts: list[int] = []
+    for m in _GLUED.finditer(raw):
+        if m.start() > head:
+            cuts.append(m.start())
+            head = m.start() + _peel(raw[m.start() :])[0]
+    return [raw[a:b] for a, b in zip([0, *cuts], [*cuts, len(raw)], strict=True)]
+
+
+def _peel(raw: str) -> tuple[int, str | None, int | None, str | None]:
+    """Where the text behind transport prefixes and process names starts, the innermost process name, its pid and its stamp."""
+    at, name, pid, stamp = 0, None, None, None
+    for _ in range(8):
+        if at >= len(raw) or (raw[at] not in _STARTS and not raw[at].isalnum()):
+            break
+        if raw[at] == "(" and (m := _NAMED.match(raw, at)):
+            name, pid = _process(m), int(m["pid"])
+        elif raw[at] == "[" and (m := _SHELL.match(raw, at)):
+            pass
+        elif raw[at] == "[" and (m := _SGLANG.match(raw, at)):
+            name, stamp = m["ranks"].strip().replace(" ", "_") or name, m["stamp"]
+        elif raw[at] == "[" and (m := _RANK.match(raw, at)):
+            name = name or f"rank{m['rank']}"
+        else:
+            m = next((m for p in _TRANSPORT if (m := p.match(raw, at))), None)
+        if m is None:
+            break
+        at = m.end()
+    return at, name, pid, stamp
+
+
+def _process(m: "re.Match[str]") -> str:
+    name = (m["name"] or "pid").strip()
+    rank = (m["rank"] or "").strip()
+    if rank:
+        return f"{name} {rank}"
+    return f"{name} pid={m['pid']}" if name.split(" ")[0].split("(")[0] in _SHARED_NAMES else name
+
+
+def _one(number: int, raw: str) -> Line:
+    at, name, pid, stamp = _peel(raw)
+    m = _HEADER.match(raw, at) or _BARE.match(raw, at) or _LLAMA.match(raw, at) or _PYTHON.match(raw, at)
+    if m is None:
+        return Line(number, _text(raw, at), name, pid, None, stamp, None, stamp is not None)
+    found = m.groupdict()
+    return Line(number, _text(raw, m.end()), name, pid, _level(found["level"]), found.get("stamp") or stamp, found.get("source"), True)
+
+
+_SHORT = {"D": "DEBUG", "I": "INFO", "W": "WARNING", "E": "ERROR", "WARN": "WARNING", "FATAL": "CRITICAL"}
+
+
+def _level(level: str) -> str:
+    return _SHORT.get(level, level)
+
+
+def _text(raw: str, at: int) -> str:
+    text = raw[at:]
+    return _REPEATED.sub("", text) if text.endswith("]") else text
+
+
+def _unwrapped(raw: str) -> str:
+    """A line wrapped as JSON by a container runtime or by a JSON logging configuration, as the engine would have printed it."""
+    try:
+        record = msgspec.json.decode(raw)
+    except msgspec.DecodeError:
+        return raw
+    if not isinstance(record, dict):
+        return raw
+    if isinstance(log := record.get("log"), str):
+        return log.rstrip("\r\n")
+    message = record.get("message") or record.get("msg")
+    if not isinstance(message, str):
+        return raw
+    name = record.get("vllm_process_name") or record.get("processName") or "pid"
+    pid = record.get("process")
+    level = record.get("levelname") or record.get("level") or "INFO"
+    source = f"{record.get('filename', 'log.py')}:{record.get('lineno', 0)}"
+    prefix = f"({name} pid={pid}) " if isinstance(pid, int) else ""
+    return f"{prefix}{str(level).upper()} [{source}] {message}"

@@ -1,0 +1,170 @@
+"""The state machine over an engine's log: bytes in, typed events out, a phase per worker and one for the whole."""
+
+from typing import Any
+
+from msgspec import Struct
+
+from firstlight.catalog.milestones import RANK, Field, Milestone, load_milestones
+from firstlight.catalog.rules import benign_code
+from firstlight.engines.lines import Line, Splitter, parse
+
+_ENDINGS = frozenset({"ready", "serving", "failed", "stopping", "stopped"})
+_WORKERS_KEPT = 4096
+
+
+class LogEvent(Struct, frozen=True, kw_only=True):
+    """What a line meant.
+
+    kind: `phase` (the whole moved on), `worker-phase`, `progress` (data: done, total, unit, what or mode), `figure` (data: typed fields),
+    `ready`, `stopping`, `stopped`, `died`, `waiting` (a symptom, see stall), `benign` (data: code), `error` (data: text).
+    phase: of the worker after the line. line: 1-based in the log. time: as given to `feed`.
+    """
+
+    kind: str
+    time: float
+    line: int
+    phase: str | None = None
+    worker: str | None = None
+    data: dict[str, Any] = {}
+
+
+class EngineLog:
+    """Reads one engine's merged output. Memory is bounded: per worker a phase, per field its latest value.
+
+    engine: `vllm`, `llamacpp`, `sglang` or `auto` (by the first milestone that one of them knows).
+    """
+
+    def __init__(self, engine: str = "auto", version: str | None = None) -> None:
+        self.engine = engine
+        self.version = version
+        self.phase = "spawned"
+        self.phase_since: float | None = None
+        self.workers: dict[str, str] = {}
+        self.fields: dict[str, Field] = {}
+        self.worker_fields: dict[str, dict[str, Field]] = {}
+        self.phase_times: dict[str, float] = {}
+        self.done: int | None = None
+        self.total: int | None = None
+        self.unit: str | None = None
+        self.last_line_at: float | None = None
+        self.lines = 0
+        self.errors = 0
+        self.benign: dict[str, int] = {}
+        self._splitter = Splitter()
+        self._tables = [load_milestones(name) for name in ((engine,) if engine != "auto" else ("vllm", "llamacpp", "sglang"))]
+
+    def feed(self, chunk: bytes, now: float) -> list[LogEvent]:
+        """Events of every line that this chunk completes; the same bytes in any chunks give the same events."""
+        events: list[LogEvent] = []
+        for number, raw in self._splitter.feed(chunk):
+            self._raw(number, raw, now, events)
+        if chunk:
+            self.last_line_at = now
+            self.phase_since = now if self.phase_since is None else self.phase_since
+        return events
+
+    def close(self, now: float) -> list[LogEvent]:
+        """Events of a last line without a line end."""
+        events: list[LogEvent] = []
+        for number, raw in self._splitter.close():
+            self._raw(number, raw, now, events)
+        return events
+
+    def _raw(self, number: int, raw: str, now: float, events: list[LogEvent]) -> None:
+        for line in parse(number, raw):
+            self.lines = line.number
+            self._line(line, now, events)
+
+    def _line(self, line: Line, now: float, events: list[LogEvent]) -> None:
+        found = self._find(line.text)
+        if found is not None:
+            self._milestone(line, *found, now, events)
+        elif code := benign_code(line.text):
+            self.benign[code] = self.benign.get(code, 0) + 1
+            events.append(self._event("benign", line, now, code=code))
+        elif line.level in ("ERROR", "CRITICAL") and not line.text.startswith((" ", "Traceback")):
+            self.errors += 1
+            events.append(self._event("error", line, now, text=line.text[:500]))
+
+    def _find(self, text: str) -> tuple[Milestone, dict[str, Field]] | None:
+        for table in self._tables:
+            if found := table.find(text):
+                if len(self._tables) > 1:
+                    self.engine, self._tables = table.engine, [table]
+                return found
+        return None
+
+    def _milestone(self, line: Line, milestone: Milestone, fields: dict[str, Field], now: float, events: list[LogEvent]) -> None:
+        if milestone.event == "start":
+            self._restart()
+        self._move(line, milestone, now, events)
+        if fields:
+            self._remember(line, milestone, fields)
+        if milestone.event == "progress":
+            events.append(self._progress(line, milestone, fields, now))
+        elif fields or milestone.event != "figure":
+            kind = "figure" if milestone.event == "start" else milestone.event
+            events.append(self._event(kind, line, now, **fields))
+
+    def _restart(self) -> None:
+        """A banner after an ending is a new start of the same service: phases begin again."""
+        if self.phase in _ENDINGS:
+            self.phase = "spawned"
+            self.workers.clear()
+            self.phase_times.clear()
+            self.done = self.total = self.unit = None
+
+    def _remember(self, line: Line, milestone: Milestone, fields: dict[str, Field]) -> None:
+        if "engine_version" in fields:
+            self.version = str(fields["engine_version"])
+        if milestone.event != "progress":
+            self.fields.update(fields)
+            if line.worker and (line.worker in self.worker_fields or len(self.worker_fields) < _WORKERS_KEPT):
+                self.worker_fields.setdefault(line.worker, {}).update(fields)
+
+    def _progress(self, line: Line, milestone: Milestone, fields: dict[str, Field], now: float) -> LogEvent:
+        self.done, self.total, self.unit = int(fields["done"]), int(fields["total"]), milestone.unit
+        return self._event("progress", line, now, unit=milestone.unit, **fields)
+
+    def _move(self, line: Line, milestone: Milestone, now: float, events: list[LogEvent]) -> None:
+        phase = milestone.phase
+        if phase is None:
+            return
+        name = line.worker or ""
+        before = self.workers.get(name)
+        if (before is None or RANK[phase] > RANK[before]) and (before is not None or len(self.workers) < _WORKERS_KEPT):
+            self.workers[name] = phase
+            if name:
+                events.append(self._event("worker-phase", line, now, name=phase))
+        if milestone.ranks == "one":
+            self._lift(phase)
+        whole = self._whole(phase)
+        if RANK[whole] > RANK[self.phase]:
+            self.phase, self.phase_since = whole, now
+            self.phase_times.setdefault(whole, now)
+            self.done = self.total = self.unit = None
+            events.append(self._event("phase", line, now, name=whole))
+
+    def _lift(self, phase: str) -> None:
+        """A line that one rank prints for all: the silent ranks are there as well."""
+        for name, at in self.workers.items():
+            if is_worker(name) and RANK[at] < RANK[phase]:
+                self.workers[name] = phase
+
+    def _whole(self, phase: str) -> str:
+        """An ending is an ending of all; before, the slowest worker decides, unless the engine itself is past it (a barrier)."""
+        if phase in _ENDINGS:
+            return phase
+        ranks = [RANK[at] for name, at in self.workers.items() if is_worker(name)]
+        others = [RANK[at] for name, at in self.workers.items() if not is_worker(name)]
+        slowest = min(ranks, default=0)
+        furthest = max((r for r in others if r < RANK["ready"]), default=0)
+        return next(name for name, rank in RANK.items() if rank == max(slowest, furthest))
+
+    def _event(self, kind: str, line: Line, now: float, **data: Any) -> LogEvent:
+        return LogEvent(kind=kind, time=now, line=line.number, phase=self.workers.get(line.worker or ""), worker=line.worker, data=data)
+
+
+def is_worker(name: str) -> bool:
+    """Whether a process name is one of several ranks (Worker_TP0, VllmWorker rank=1, RayWorkerWrapper pid=7, TP3)."""
+    return "Worker" in name or name.startswith(("TP", "DP", "PP", "EP", "rank"))
