@@ -110,6 +110,9 @@ class Machine(Struct, frozen=True, kw_only=True):
     memory_total_bytes: int | None = None
     memory_available_bytes: int | None = None
     cgroup_memory_limit_bytes: int | None = None
+    cgroup_memory_used_bytes: int | None = None
+    cgroup_cpus: float | None = None
+    swap_total_bytes: int | None = None
     shm_total_bytes: int | None = None
     shm_free_bytes: int | None = None
     limits: dict[str, int | None] = {}
@@ -117,6 +120,8 @@ class Machine(Struct, frozen=True, kw_only=True):
     cuda_driver_version: str | None = None
     nvcc_version: str | None = None
     tools: dict[str, str | None] = {}
+    tool_versions: dict[str, str] = {}
+    iommu: bool | None = None
     accelerators: list[Accelerator] = []
     links: list[Link] = []
     storage: list[Storage] = []

@@ -10,11 +10,12 @@ from firstlight.core.errors import HostError
 from firstlight.core.ports import Host
 
 T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
 PARALLEL = 4
 
 
 @dataclass(frozen=True)
-class Fact(Generic[T]):
+class Fact(Generic[T_co]):
     """name: also the raw text's and the fixtures' name. argv: tools that every Linux has, run without a shell of the user's.
 
     parse: raw text -> value, pure and total: text it does not understand gives the value that says "unknown".
@@ -22,7 +23,7 @@ class Fact(Generic[T]):
 
     name: str
     argv: tuple[str, ...]
-    parse: Callable[[str], T]
+    parse: Callable[[str], T_co]
     timeout: float = 15.0
 
 
@@ -32,7 +33,7 @@ def shell(name: str, script: str, parse: Callable[[str], T], *, arguments: Seque
 
 
 class Gathered:
-    """Values by fact name, with the raw texts; a fact that could not be asked has the value for empty text."""
+    """Values by fact name, with the raw texts; a fact that was not asked has the value of empty text."""
 
     def __init__(self, raw: dict[str, str]) -> None:
         self.raw = raw
@@ -43,7 +44,7 @@ class Gathered:
         self._values[name] = value
 
     def value(self, fact: Fact[T]) -> T:
-        value: T = self._values[fact.name]
+        value: T = self._values[fact.name] if fact.name in self._values else fact.parse("")
         return value
 
 

@@ -1,25 +1,48 @@
 """host -> Machine: all facts together."""
 
 from collections.abc import Sequence
+from typing import Any
 
-from firstlight.core.machine import Machine
+import msgspec
+
+from firstlight.core.findings import Finding
+from firstlight.core.machine import Accelerator, Link, Machine, Storage
 from firstlight.core.ports import Host
-from firstlight.probe.fact import Gathered, gather
-from firstlight.probe.facts import network, storage, system, tools
+from firstlight.probe import gpus
+from firstlight.probe.fact import Fact, Gathered, gather
+from firstlight.probe.facts import cuda, network, nvidia, processes, readspeed, storage, system, tools, topology
+
+SHM = "/dev/shm"
 
 
-def probe_machine(host: Host, *, paths: Sequence[str] = (), raw: dict[str, str] | None = None) -> Machine:
-    """Facts of one host. paths: places whose file system and free space matter. raw: filled with each command's text by fact name.
+def probe_machine(host: Host, *, paths: Sequence[str] = (), raw: dict[str, str] | None = None, measure_reads: bool = False) -> Machine:
+    """Facts of one host. paths: places whose file system and free space matter (the checkpoint, the caches, the run folders).
 
+    raw: filled with each command's text by fact name. measure_reads: reads at most 1 GiB under each path, past the page cache.
     Raises HostError when the host cannot be reached; a fact that cannot be had is None.
     """
     got = Gathered(raw if raw is not None else {})
-    spaces = storage.space(["/dev/shm", *dict.fromkeys(paths)])
-    gather(host, [*system.SYSTEM_FACTS, storage.MOUNTS, spaces, network.PORTS, tools.TOOLS_FACT], got)
-    uname, cpu, memory, found = got.value(system.UNAME), got.value(system.CPU), got.value(system.MEMINFO), got.value(tools.TOOLS_FACT)
-    rows, mounts = got.value(spaces), got.value(storage.MOUNTS)
-    places = storage.storage(rows, mounts)
-    shm = next((p for p in places if p.path == "/dev/shm" and p.filesystem == "tmpfs"), None)
+    spaces = storage.space([SHM, *dict.fromkeys(paths)])
+    own: list[Fact[Any]] = [*system.SYSTEM_FACTS, storage.MOUNTS, spaces, network.PORTS, tools.TOOLS_FACT]
+    gather(host, [*own, nvidia.SMI, nvidia.BUS], got)
+    gather(host, _about_gpus(got.value(nvidia.SMI)), got)
+    machine = _gpu_part(_host_part(host, got, spaces), got)
+    return _with_speeds(host, machine, got) if measure_reads else machine
+
+
+def _about_gpus(smi: nvidia.Smi) -> list[Fact[Any]]:
+    if not smi.gpus:
+        return []
+    between: list[Fact[Any]] = [topology.TOPOLOGY, topology.P2P_ALLOWED] if len(smi.gpus) > 1 else []
+    pids = sorted({p.pid for g in smi.gpus for p in g.processes})
+    return [nvidia.CAPABILITY, nvidia.LISTED, cuda.CUDA, *between, *([processes.processes(pids)] if pids else [])]
+
+
+def _host_part(host: Host, got: Gathered, spaces: Fact[list[storage.Space]]) -> Machine:
+    uname, cpu, memory = got.value(system.UNAME), got.value(system.CPU), got.value(system.MEMINFO)
+    found, cgroup = got.value(tools.TOOLS_FACT), got.value(system.CGROUP)
+    places = storage.storage(got.value(spaces), got.value(storage.MOUNTS))
+    shm = next((p for p in places if p.path == SHM and p.filesystem == "tmpfs"), Storage(path=SHM))
     return Machine(
         hostname=uname.hostname or "unknown",
         host=host.name,
@@ -33,14 +56,55 @@ def probe_machine(host: Host, *, paths: Sequence[str] = (), raw: dict[str, str] 
         numa_nodes=got.value(system.NUMA),
         memory_total_bytes=memory.total,
         memory_available_bytes=memory.available,
-        cgroup_memory_limit_bytes=got.value(system.CGROUP).memory_limit_bytes,
-        shm_total_bytes=shm.total_bytes if shm else None,
-        shm_free_bytes=shm.free_bytes if shm else None,
+        cgroup_memory_limit_bytes=cgroup.memory_limit_bytes,
+        cgroup_memory_used_bytes=cgroup.memory_used_bytes,
+        cgroup_cpus=cgroup.cpus,
+        swap_total_bytes=memory.swap_total,
+        shm_total_bytes=shm.total_bytes,
+        shm_free_bytes=shm.free_bytes,
         limits=got.value(system.LIMITS),
         nvcc_version=found.nvcc,
-        tools=found.paths,
-        storage=[p for p in places if p.path != "/dev/shm"],
+        tools={**found.paths, "nvcc": found.nvcc_path},
+        tool_versions={k: v for k, v in (("nvcc", found.nvcc), ("gcc", found.gcc), ("python3", found.python)) if v},
+        storage=[p for p in places if p.path != SHM],
         ports_in_use=got.value(network.PORTS),
         environment=network.environment(host.environ()),
         container=got.value(system.CONTAINER),
     )
+
+
+def _gpu_part(machine: Machine, got: Gathered) -> Machine:
+    smi, bus, asked = got.value(nvidia.SMI), got.value(nvidia.BUS), got.value(cuda.CUDA)
+    found = gpus.accelerators(
+        smi,
+        capability=got.value(nvidia.CAPABILITY),
+        listed=got.value(nvidia.LISTED),
+        cuda=asked,
+        bus=bus,
+        memory=got.value(system.MEMINFO),
+        processes=got.value(processes.processes([])),
+    )
+    problems: list[Finding] = gpus.driver_findings(smi, bus, container=machine.container)
+    return msgspec.structs.replace(
+        machine,
+        driver_version=smi.driver or bus.module,
+        cuda_driver_version=asked.driver or smi.cuda,
+        accelerators=found,
+        links=_links(got, found) if not any(g.mig_profile for g in found) else [],
+        iommu=bus.iommu,
+        findings=problems,
+    )
+
+
+def _links(got: Gathered, found: list[Accelerator]) -> list[Link]:
+    return topology.links(got.value(topology.TOPOLOGY), got.value(topology.P2P_ALLOWED), found)
+
+
+def _with_speeds(host: Host, machine: Machine, got: Gathered) -> Machine:
+    """One place after another: two at once would measure each other."""
+    rows = []
+    for place in machine.storage:
+        fact = readspeed.read_speed(place.path)
+        gather(host, [fact], got)
+        rows.append(msgspec.structs.replace(place, read_bytes_per_second=got.value(fact)))
+    return msgspec.structs.replace(machine, storage=rows)
