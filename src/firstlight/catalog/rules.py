@@ -75,6 +75,8 @@ _KEYS = {*Rule.__struct_fields__, "remedy"} - {"remedies"}
 
 def literal_of(pattern: str) -> str | None:
     """The longest text that every match of a regular expression contains, None where an alternation at the top allows none."""
+    if "(?i" in pattern:
+        return None
     runs, run, i = [""], "", 0
     while i < len(pattern):
         c = pattern[i]
@@ -147,12 +149,12 @@ def _rule(row: dict[str, Any], origin: str) -> Rule:
     if row.get("role", "cause") not in ROLES:
         raise InputError("rule-invalid", f"{origin}: rule {code} has role {row['role']!r}", evidence=(f"one of {', '.join(ROLES)}",))
     try:
-        patterns = {k: tuple(pattern(p) for p in row.get(k, ())) for k in _PATTERNS}
+        patterns: dict[str, Any] = {k: tuple(pattern(p) for p in row.get(k, ())) for k in _PATTERNS}
         remedies = tuple(RemedyTemplate(**r) for r in row.get("remedy", ()))
     except (re.error, TypeError, IndexError) as e:
         raise InputError("rule-invalid", f"{origin}: rule {code} cannot be read", evidence=(str(e),)) from None
-    plain = {k: tuple(v) if isinstance(v, list) else v for k, v in row.items() if k not in _PATTERNS and k != "remedy"}
-    return Rule(**plain, **patterns, remedies=remedies)
+    values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in row.items() if k not in _PATTERNS and k != "remedy"}
+    return Rule(**values, **patterns, remedies=remedies)
 
 
 @cache

@@ -1,0 +1,138 @@
+"""Which of the units in a log is the first cause: by time and causality, over all workers, or that it is not visible."""
+
+from msgspec import Struct
+
+from firstlight.catalog.milestones import RANK
+from firstlight.catalog.rules import Rule
+from firstlight.diagnose.log import ENDED, LogReader, Match, Seen
+from firstlight.diagnose.units import level_of
+
+_ROLE_ORDER = {"cause": 0, "consequence": 1, "symptom": 2, "wrapper": 3}
+_LOUD = frozenset({None, "ERROR", "CRITICAL"})
+
+
+class Judged(Struct, frozen=True, kw_only=True):
+    """A unit with the one match that counts. role: the match's, or `unknown`. handled: the engine went on after it."""
+
+    seen: Seen
+    match: Match | None
+    role: str
+    handled: bool
+
+    @property
+    def rule(self) -> Rule | None:
+        return self.match.rule if self.match else None
+
+    @property
+    def line(self) -> int:
+        return self.seen.unit.line
+
+
+class Decision(Struct, frozen=True, kw_only=True):
+    """first: what the failure is put down to (None: nothing in the text); others: what else was seen, in printed order."""
+
+    outcome: str
+    first: Judged | None
+    others: list[Judged]
+
+
+def judge(reader: LogReader) -> list[Judged]:
+    return [_judged(seen, reader) for seen in sorted(reader.seen, key=lambda s: s.unit.line)]
+
+
+def _judged(seen: Seen, reader: LogReader) -> Judged:
+    match = _best(seen, reader)
+    role = match.rule.role if match else "unknown"
+    return Judged(seen=seen, match=match, role=role, handled=_handled(seen, reader))
+
+
+def _best(seen: Seen, reader: LogReader) -> Match | None:
+    phase = seen.unit.phase
+    fitting = [m for m in seen.matches if reader.holds(m.rule) and (not m.rule.only_phases or phase in m.rule.only_phases)]
+    return min(fitting, key=lambda m: (-m.rule.priority, _ROLE_ORDER[m.rule.role], -_narrowness(m.rule)), default=None)
+
+
+def _narrowness(rule: Rule) -> int:
+    return sum(map(bool, (rule.frames, rule.with_log, rule.unless, rule.unless_log, rule.only_phases, rule.versions)))
+
+
+def _handled(seen: Seen, reader: LogReader) -> bool:
+    """Whether the start went on: the same process reached a later phase, or the engine as a whole did."""
+    unit = seen.unit
+    if reader.ready_line and unit.line < reader.ready_line:
+        return True
+    for line, phase, worker in reader.moves:
+        if line > unit.last_line and phase not in ENDED and (worker == unit.worker or RANK[phase] >= RANK["kv-allocation"]):
+            return True
+    return False
+
+
+def decide(reader: LogReader, exit_status: int | None) -> Decision:
+    judged = judge(reader)
+    live = [j for j in judged if not j.handled and _before_stop(j, reader)]
+    deadly = [j for j in live if _deadly(j, reader)]
+    late = [j for j in judged if not j.handled and j not in live] if reader.died and not deadly else []
+    deadly = deadly or [j for j in late if _deadly(j, reader)]
+    outcome = _outcome(reader, deadly, exit_status)
+    if outcome not in ("failed", "serving-failed"):
+        return Decision(outcome=outcome, first=_waiting(reader, live) if outcome == "incomplete" else None, others=_noted(judged, None))
+    first = _first(deadly)
+    return Decision(outcome=outcome, first=first, others=_noted(judged, first))
+
+
+def _before_stop(j: Judged, reader: LogReader) -> bool:
+    """Errors printed while the engine is being stopped are the stop's noise."""
+    return reader.stop_line is None or j.line < reader.stop_line
+
+
+def _deadly(j: Judged, reader: LogReader) -> bool:
+    """Whether this unit can end a start (or, once ready, a server)."""
+    unit = j.seen.unit
+    if j.rule is not None and j.role != "symptom":
+        loud = unit.logged in _LOUD or j.rule.info
+        return (
+            j.rule.fatal and loud and (reader.ready_line is None or level_of(unit.worker) < 2 or bool(reader.died) or j.role == "wrapper")
+        )
+    if unit.kind != "exception" or unit.logged not in _LOUD:
+        return False
+    return reader.ready_line is None or (level_of(unit.worker) < 2 and bool(_deaths_after(reader, reader.ready_line)))
+
+
+def _deaths_after(reader: LogReader, line: int) -> list[int]:
+    return [d.line for d in reader.died if d.line > line]
+
+
+_STOPPED_BY_US = frozenset({0, -2, -15, 130, 143})
+
+
+def _outcome(reader: LogReader, deadly: list[Judged], exit_status: int | None) -> str:
+    deaths = _deaths_after(reader, reader.ready_line or 0)
+    died = [d for d in deaths if reader.stop_line is None or d < reader.stop_line]
+    bad_exit = exit_status is not None and exit_status not in _STOPPED_BY_US
+    if reader.ready_line is None:
+        ended = exit_status is not None and reader.stop_line is None
+        return "failed" if deadly or deaths or bad_exit or ended else "incomplete"
+    return "serving-failed" if died or bad_exit or any(j.role in ("cause", "wrapper") for j in deadly) else "ready"
+
+
+def _waiting(reader: LogReader, live: list[Judged]) -> Judged | None:
+    """An unfinished log that ends in waiting: the symptom, where there is one."""
+    return next((j for j in live if j.role == "symptom"), None)
+
+
+def _first(deadly: list[Judged]) -> Judged | None:
+    """The earliest chain with a cause or an unknown exception decides; wrappers and consequences never do."""
+    roots = [j for j in deadly if j.role == "cause" or (j.role == "unknown" and j.seen.unit.kind == "exception")]
+    if not roots:
+        return None
+    start = min(roots, key=lambda j: j.line)
+    chain = [j for j in roots if j is start or (start.seen.unit.chain and j.seen.unit.chain == start.seen.unit.chain)]
+    known = [j for j in chain if j.role == "cause"]
+    if known:
+        return max(known, key=lambda j: (j.rule.priority if j.rule else 0, -j.seen.unit.order))
+    lower = [j for j in roots if j.role == "cause" and level_of(j.seen.unit.worker) < level_of(start.seen.unit.worker)]
+    return lower[0] if lower else start
+
+
+def _noted(judged: list[Judged], first: Judged | None) -> list[Judged]:
+    return [j for j in judged if j is not first and j.rule is not None]

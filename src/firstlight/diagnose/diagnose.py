@@ -1,0 +1,145 @@
+"""From a log to a Diagnosis: outcome, first cause, what contributed, what cures it, what was harmless."""
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from firstlight.catalog.rules import Rule
+from firstlight.core.diagnosis import Cause, Diagnosis, Evidence, Remedy, Safety, Unknown
+from firstlight.diagnose.decide import Decision, Judged, decide
+from firstlight.diagnose.exits import by_exit
+from firstlight.diagnose.log import LogReader, read
+from firstlight.diagnose.remedies import remedies_of
+from firstlight.diagnose.units import Unit, template
+
+_EVIDENCE_KEPT = 6
+_CONTRIBUTING_KEPT = 8
+_TEXT_KEPT = 600
+_LONG_FIELDS = frozenset({"args", "config", "tasks", "capture_plan", "attention_candidates", "aot_path", "compile_cache"})
+_ARGUMENT = re.compile(
+    r"'?(?P<name>tensor_parallel_size|pipeline_parallel_size|data_parallel_size|decode_context_parallel_size|max_model_len|max_num_seqs"
+    r"|max_num_batched_tokens|gpu_memory_utilization|kv_cache_dtype|quantization|dtype|load_format|moe_backend|attention_backend|port)'?"
+    r"[=:] ?(?P<value>'[^']*'|[\w.]+)"
+)
+
+
+def diagnose(
+    log: bytes | Iterable[bytes],
+    *,
+    engine: str | None = None,
+    version: str | None = None,
+    exit_status: int | None = None,
+    context: Mapping[str, Any] | None = None,
+    rules: Sequence[Rule] | None = None,
+) -> Diagnosis:
+    """Reads a log (bytes, or chunks in order) and says why the engine failed, if it did.
+
+    exit_status: the engine process's, negative for a signal. context: facts from outside the log that help (`cgroup_oom_kills`,
+    `kernel_log`, `stalled_seconds`, and anything that a remedy's value needs, as `max_model_len_that_fits`). rules: instead of the built-in ones.
+    """
+    reader = read(log, engine, version, rules)
+    decision = decide(reader, exit_status)
+    facts = _facts(reader, decision, context or {})
+    cause, remedies, unknown = _cause(reader, decision, exit_status, facts, context or {})
+    return Diagnosis(
+        outcome=decision.outcome,
+        phase=_phase(reader, decision),
+        cause=cause,
+        contributing=_contributing(decision, cause),
+        remedies=remedies,
+        benign=reader.benign_list(),
+        facts=facts,
+        unknown=unknown,
+    )
+
+
+def _cause(
+    reader: LogReader, decision: Decision, exit_status: int | None, facts: dict[str, Any], context: Mapping[str, Any]
+) -> tuple[Cause | None, list[Remedy], Unknown | None]:
+    first = decision.first
+    if first is not None and first.rule is not None:
+        facts.update(first.match.facts if first.match else {})
+        return _as_cause(first), remedies_of(first.rule, facts), None
+    if first is not None:
+        return None, [_report()], _unknown(first.seen.unit)
+    if decision.outcome not in ("failed", "serving-failed"):
+        return None, [], None
+    cause, remedies = by_exit(reader, decision, exit_status, facts, context)
+    return cause, remedies, _last_words(reader) if cause.code == "cause-not-visible" else None
+
+
+def _as_cause(judged: Judged) -> Cause:
+    rule = judged.rule
+    assert rule is not None
+    units = [judged.seen.unit, *judged.seen.others]
+    return Cause(code=rule.code, title=rule.title, confidence=rule.confidence, evidence=[_evidence(u) for u in units[:_EVIDENCE_KEPT]])
+
+
+def _evidence(unit: Unit) -> Evidence:
+    return Evidence(line=unit.line, text=unit.text[:_TEXT_KEPT], worker=unit.worker)
+
+
+def _contributing(decision: Decision, cause: Cause | None) -> list[Cause]:
+    found: dict[str, Cause] = {}
+    for judged in decision.others:
+        item = _as_cause(judged)
+        if (cause is None or item.code != cause.code) and item.code not in found:
+            found[item.code] = item
+    return list(found.values())[:_CONTRIBUTING_KEPT]
+
+
+def _report() -> Remedy:
+    return Remedy(
+        action="no rule knows this failure: make a report folder with `firstlight report RUN` and post it",
+        safety=Safety.NEVER,
+        because="the earliest exception is named under `unknown`",
+    )
+
+
+def _unknown(unit: Unit) -> Unknown:
+    where = f" [{unit.worker}]" if unit.worker else ""
+    return Unknown(first_exception=f"line {unit.line}{where}: {unit.text[:_TEXT_KEPT]}", template=template(unit.head))
+
+
+def _last_words(reader: LogReader) -> Unknown | None:
+    """Where no exception was printed: the last error line, else the last line that says something."""
+    errors = [s.unit for s in reader.seen if s.unit.logged in ("ERROR", "CRITICAL") and not s.matches]
+    if errors:
+        return _unknown(errors[0])
+    return Unknown(first_exception=None, template=template(reader.last_lines[-1][1])) if reader.last_lines else None
+
+
+def _phase(reader: LogReader, decision: Decision) -> str | None:
+    first = decision.first
+    phase = first.seen.unit.phase if first is not None else reader.phase
+    if decision.outcome == "serving-failed":
+        return "serving"
+    if phase in (None, "spawned") and decision.outcome == "failed":
+        return first.rule.phases[0] if first and first.rule and first.rule.phases else "configuring"
+    return phase
+
+
+def _facts(reader: LogReader, decision: Decision, context: Mapping[str, Any]) -> dict[str, Any]:
+    facts: dict[str, Any] = {"engine": reader.engine} if reader.engine else {}
+    for name in ("args", "config"):
+        for m in _ARGUMENT.finditer(str(reader.fields.get(name, ""))):
+            facts.setdefault(m["name"], _value(m["value"]))
+    facts.update({k: v for k, v in reader.fields.items() if k not in _LONG_FIELDS})
+    if reader.version:
+        facts["engine_version"] = reader.version
+    if reader.starts > 1:
+        facts["starts"] = reader.starts
+    if decision.first is not None:
+        named = sorted({u.worker for u in (decision.first.seen.unit, *decision.first.seen.others) if u.worker})
+        facts["workers"] = named if named else []
+    facts["lines"] = reader.lines
+    return {**facts, **context}
+
+
+def _value(text: str) -> Any:
+    if text.startswith("'"):
+        return text[1:-1]
+    try:
+        return int(text) if text.isdecimal() else float(text)
+    except ValueError:
+        return text

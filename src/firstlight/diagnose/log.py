@@ -1,0 +1,223 @@
+"""Reads a log once: units that matter, what the rules say of them, phases, endings, benign counts. Memory is bounded."""
+
+import re
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from msgspec import Struct
+
+from firstlight.catalog.milestones import RANK, Field, Milestones, load_milestones, typed
+from firstlight.catalog.rules import Rule, builtin_rules, version_within
+from firstlight.core.diagnosis import Benign
+from firstlight.diagnose.units import Collector, Unit, template
+from firstlight.engines.lines import Line, Splitter, parse
+
+ENGINES = ("vllm", "llamacpp", "sglang")
+UNITS_KEPT = 400
+LINES_KEPT = 20
+ENDED = frozenset({"failed", "stopping", "stopped"})
+_QUIET = frozenset({"INFO", "DEBUG"})
+_FRAME = re.compile(r'\s*(?:File "|\^|~)|\s{4,}\S')
+
+
+class Match(Struct, frozen=True, kw_only=True):
+    rule: Rule
+    facts: dict[str, Field]
+
+
+class Seen(Struct, kw_only=True):
+    """A unit with its matches, the same message of other ranks merged into it. count: how often it was printed."""
+
+    unit: Unit
+    matches: list[Match]
+    count: int = 1
+    others: list[Unit] = []
+
+
+class Death(Struct, frozen=True, kw_only=True):
+    """A line by which a process says that it, or one of its children, died. fields: process, exit_code where named."""
+
+    line: int
+    worker: str | None
+    fields: dict[str, Field]
+    text: str
+
+
+class LogReader:
+    """Everything that deciding needs, collected in one pass."""
+
+    def __init__(self, engine: str | None, version: str | None, rules: Sequence[Rule] | None = None) -> None:
+        self.engine, self.version = engine, version
+        self.rules = tuple(builtin_rules() if rules is None else rules)
+        self.fields: dict[str, Field] = {}
+        self.phases: dict[str | None, str] = {}
+        self.phase = "spawned"
+        self.moves: list[tuple[int, str, str | None]] = []
+        self.seen: list[Seen] = []
+        self.ready_line: int | None = None
+        self.stop_line: int | None = None
+        self.died: list[Death] = []
+        self.waits: list[int] = []
+        self.starts = 0
+        self.lines = 0
+        self.last_lines: list[tuple[int, str, str | None]] = []
+        self.benign: dict[str, tuple[int, list[int]]] = {}
+        self._index: dict[tuple[str, str], Seen] = {}
+        self._splitter, self._collector = Splitter(), Collector()
+        self._tables = [load_milestones(e) for e in ((engine,) if engine else ENGINES)]
+        self._missing = {id(p): p for r in self.rules for p in (*r.with_log, *r.unless_log)}
+        self._info_rules = [r for r in self.rules if r.info and r.role != "benign"]
+        self._benign_rules = [r for r in self.rules if r.role == "benign"]
+
+    def feed(self, chunk: bytes) -> None:
+        for number, raw in self._splitter.feed(chunk):
+            self._raw(number, raw)
+
+    def close(self) -> None:
+        for number, raw in self._splitter.close():
+            self._raw(number, raw)
+        for unit in self._collector.close():
+            self._unit(unit)
+
+    def _raw(self, number: int, raw: str) -> None:
+        for line in parse(number, raw):
+            self._line(line)
+
+    def _line(self, line: Line) -> None:
+        self.lines = line.number
+        text = line.text
+        for key in [key for key, p in self._missing.items() if p.search(text)]:
+            del self._missing[key]
+        if self._milestone(line):
+            return
+        if line.level in _QUIET and not text.startswith("Traceback"):
+            self._quiet(line)
+            return
+        for unit in self._collector.feed(line):
+            self._unit(unit)
+        if text.strip() and not _FRAME.match(text):
+            self.last_lines = [*self.last_lines[-(LINES_KEPT - 1) :], (line.number, text[:300], line.worker)]
+
+    def _milestone(self, line: Line) -> bool:
+        for table in self._tables:
+            if found := table.find(line.text):
+                break
+        else:
+            return False
+        milestone, fields = found
+        self._settle(table)
+        if milestone.event == "start":
+            self._start(line)
+        if "engine_version" in fields:
+            self.version = str(fields["engine_version"])
+        if milestone.event != "progress":
+            self.fields.update(fields)
+        self._move(line, milestone.phase)
+        if milestone.event == "ready" and self.ready_line is None:
+            self.ready_line = line.number
+        elif milestone.event in ("stopping", "stopped") and self.stop_line is None:
+            self.stop_line = line.number
+        elif milestone.event == "died":
+            self.died.append(Death(line=line.number, worker=line.worker, fields=fields, text=line.text[:300]))
+        elif milestone.event == "waiting":
+            self.waits = [*self.waits[:50], line.number]
+        return milestone.event != "died"
+
+    def _settle(self, table: Milestones) -> None:
+        if len(self._tables) > 1:
+            self.engine, self._tables = table.engine, [table]
+
+    def _start(self, line: Line) -> None:
+        """A banner behind an ending: the service was started again; what was before belongs to an earlier attempt."""
+        if self.died or self.stop_line or self.ready_line or any(s.unit.kind == "exception" for s in self.seen):
+            self.seen, self._index, self.moves, self.died, self.waits = [], {}, [], [], []
+            self.ready_line = self.stop_line = None
+            self.phases, self.phase = {}, "spawned"
+        if not self.moves:
+            self.starts += 1
+
+    def _move(self, line: Line, phase: str | None) -> None:
+        if phase is None:
+            return
+        before = self.phases.get(line.worker)
+        if before is None or RANK[phase] > RANK[before]:
+            if phase not in ENDED:
+                self.phases[line.worker] = phase
+            if len(self.moves) < 5000:
+                self.moves.append((line.number, phase, line.worker))
+        if phase not in ENDED and RANK[phase] > RANK.get(self.phase, 0):
+            self.phase = phase
+
+    def _quiet(self, line: Line) -> None:
+        """An INFO line counts only for the rules that say so; a benign one is counted."""
+        if self._count_benign(line.text, line.number):
+            return
+        for rule in self._info_rules:
+            if any(p.search(line.text) for p in rule.match):
+                self._unit(
+                    Unit(kind="line", line=line.number, last_line=line.number, text=line.text[:2000], worker=line.worker, logged=line.level)
+                )
+                return
+
+    def _count_benign(self, text: str, number: int) -> bool:
+        for rule in self._benign_rules:
+            if any(p.search(text) for p in rule.match):
+                count, lines = self.benign.get(rule.code, (0, []))
+                self.benign[rule.code] = (count + 1, [*lines, number] if len(lines) < 20 else lines)
+                return True
+        return False
+
+    def _unit(self, unit: Unit) -> None:
+        if unit.kind == "line" and self._count_benign(unit.text, unit.line):
+            return
+        unit.phase = self.phases.get(unit.worker) or self.phase
+        key = (template(unit.head), unit.type or "")
+        if known := self._index.get(key):
+            known.count += 1
+            if unit.worker != known.unit.worker and len(known.others) < 128:
+                known.others.append(unit)
+            return
+        matches = self._matches(unit)
+        if not matches and unit.kind == "line" and unit.logged not in ("ERROR", "CRITICAL"):
+            return
+        if len(self.seen) < UNITS_KEPT or (matches and len(self.seen) < 2 * UNITS_KEPT):
+            self._index[key] = seen = Seen(unit=unit, matches=matches, others=[])
+            self.seen.append(seen)
+
+    def _matches(self, unit: Unit) -> list[Match]:
+        found = []
+        for rule in self.rules:
+            if rule.role != "benign" and (facts := matched(rule, unit)) is not None:
+                found.append(Match(rule=rule, facts=facts))
+        return found
+
+    def holds(self, rule: Rule) -> bool:
+        """Whether the log as a whole allows this rule (asked at the end, when everything was read)."""
+        if self.engine and rule.engines and self.engine not in rule.engines:
+            return False
+        if not version_within(self.version, rule.versions):
+            return False
+        return not any(id(p) in self._missing for p in rule.with_log) and all(id(p) in self._missing for p in rule.unless_log)
+
+    def benign_list(self) -> list[Benign]:
+        return [Benign(code=code, count=count, lines=lines) for code, (count, lines) in sorted(self.benign.items())]
+
+
+def matched(rule: Rule, unit: Unit) -> dict[str, Any] | None:
+    """The facts of a rule's match on a unit (named groups, typed), None where it does not match."""
+    if unit.logged in _QUIET and not rule.info:
+        return None
+    hit = next((m for p in rule.match if (m := p.search(unit.text))), None)
+    if hit is None or any(p.search(unit.text) for p in rule.unless):
+        return None
+    if rule.frames and not any(p.search("\n".join(unit.frames)) for p in rule.frames):
+        return None
+    return {**rule.facts, **{k: typed(k, v) for k, v in hit.groupdict().items() if v is not None}}
+
+
+def read(log: bytes | Iterable[bytes], engine: str | None, version: str | None, rules: Sequence[Rule] | None = None) -> LogReader:
+    reader = LogReader(engine, version, rules)
+    for chunk in (log,) if isinstance(log, bytes) else log:
+        reader.feed(chunk)
+    reader.close()
+    return reader

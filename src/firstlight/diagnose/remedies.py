@@ -1,0 +1,106 @@
+"""Remedies with computed values: from the message, from the log's own figures, by a few named functions. Pure."""
+
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from firstlight.catalog.rules import RemedyTemplate, Rule
+from firstlight.core.diagnosis import Remedy, Safety
+
+_PLACE = re.compile(r"\{(\w+)\}")
+_CALL = re.compile(r"= ?(\w+)\((.*)\)$")
+
+
+def remedies_of(rule: Rule, facts: Mapping[str, Any]) -> list[Remedy]:
+    """The rule's remedies whose facts are known, in the rule's order; a second way to the same change is left out."""
+    found: list[Remedy] = []
+    for template in rule.remedies:
+        remedy = _filled(template, facts)
+        if remedy is not None and not (remedy.change and any(r.change and r.change.keys() == remedy.change.keys() for r in found)):
+            found.append(remedy)
+    return found
+
+
+def _filled(template: RemedyTemplate, facts: Mapping[str, Any]) -> Remedy | None:
+    try:
+        change = {k: value_of(v, facts) for k, v in template.change.items()} if template.change else None
+        action = _text(template.action, facts) if template.action else None
+        because = _text(template.because, facts)
+    except (KeyError, ArithmeticError, ValueError, TypeError):
+        return None
+    return Remedy(change=change, action=action, safety=Safety(template.safety), because=because, source=template.source)
+
+
+def value_of(template: Any, facts: Mapping[str, Any]) -> Any:
+    """A value as it stands, `{fact}` (typed when alone), text with facts, or `= function(fact, number)`. Raises KeyError, ValueError."""
+    if not isinstance(template, str):
+        return template
+    if m := _CALL.match(template):
+        return FUNCTIONS[m[1]](*(_argument(a.strip(), facts) for a in m[2].split(",")))
+    if (m := _PLACE.fullmatch(template)) is not None:
+        return facts[m[1]]
+    return _text(template, facts)
+
+
+def _argument(text: str, facts: Mapping[str, Any]) -> float:
+    value = facts[text] if text in facts else text
+    return float(value)
+
+
+def _text(template: str, facts: Mapping[str, Any]) -> str:
+    return _PLACE.sub(lambda m: str(facts[m[1]]), template)
+
+
+def _positive(value: float) -> int:
+    """A whole number above 0. Raises ValueError where there is none: the remedy does not exist."""
+    if value < 1:
+        raise ValueError("nothing left")
+    return int(value)
+
+
+def len_that_fits(length: float, needed: float, available: float) -> int:
+    """Tokens that fit when `length` needs `needed` GiB and `available` GiB is there: linear, 3 % kept back, whole blocks of 16."""
+    return _positive(length * available / needed * 0.97 // 16 * 16)
+
+
+def rounded_down(value: float, step: float) -> int:
+    return _positive(value // step * step)
+
+
+def utilization_of(free: float, total: float) -> float:
+    """The largest utilization, in whole percent, that leaves 1 % of the free memory untouched."""
+    value = int(free * 0.99 / total * 100) / 100
+    if value < 0.1:
+        raise ValueError("nothing left")
+    return value
+
+
+def half(value: float) -> int:
+    return _positive(value / 2)
+
+
+def less_by(value: float, step: float) -> float:
+    result = round(value - step, 2)
+    if result < 0.5:
+        raise ValueError("nothing left")
+    return result
+
+
+def more_by(value: float, step: float, most: float) -> float:
+    if value >= most:
+        raise ValueError("nothing left")
+    return min(round(value + step, 2), most)
+
+
+def divisor_below(number: float, limit: float) -> int:
+    """The largest divisor of `number` that is below `limit`."""
+    return _positive(max((d for d in range(1, int(limit)) if int(number) % d == 0), default=0))
+
+
+def power_of_two_above(value: float) -> int:
+    return 1 << (_positive(value) - 1).bit_length()
+
+
+FUNCTIONS: dict[str, Callable[..., Any]] = {
+    f.__name__: f for f in (len_that_fits, rounded_down, utilization_of, half, less_by, more_by, divisor_below, power_of_two_above)
+}

@@ -1,0 +1,230 @@
+"""From lines to units: tracebacks put together per worker, chains kept, every rank's copy found again."""
+
+import re
+from collections.abc import Iterable
+
+from msgspec import Struct
+
+from firstlight.engines.lines import Line
+
+FRAMES_KEPT = 80
+MESSAGE_LINES = 40
+MESSAGE_CHARS = 8000
+
+_EXCEPTION = re.compile(
+    r"(?P<type>(?:[A-Za-z_]\w*\.)*(?:[A-Z]\w*(?:Error|Exception|Exit|Interrupt|Warning|Group|OutOfResources|Fault|Resources|NotFound|Timeout|Empty|Full|Failed|Refused|Failure)"
+    r"|[A-Z]\w*Error_?)(?:\([\w.]+\))?)(?:: ?(?P<message>.*))?$",
+    re.DOTALL,
+)
+_IN_TRACEBACK = re.compile(r"(?P<type>(?:[A-Za-z_]\w*\.)*[A-Za-z_]\w*)(?:\([\w.]+\))?(?:: ?(?P<message>.*))?$", re.DOTALL)
+_CAUSE = "The above exception was the direct cause of the following exception"
+_CONTEXT = "During handling of the above exception, another exception occurred"
+_GROUP = re.compile(r"^[ |+-]*\|? ?")
+
+
+class Unit(Struct, kw_only=True):
+    """One thing that went wrong, as printed by one process.
+
+    kind: `exception` or `line`. text: `Type: message` with the message's further lines. frames: the traceback's lines, oldest first.
+    chain: units of one `raise from` or `during handling` chain share it; order: place in the chain, 0 is the first raised.
+    logged: its level where it came through the logger (an INFO or WARNING traceback was handled by the engine).
+    """
+
+    kind: str
+    line: int
+    text: str
+    worker: str | None = None
+    type: str | None = None
+    frames: list[str] = []
+    chain: int = 0
+    order: int = 0
+    logged: str | None = None
+    source: str | None = None
+    phase: str | None = None
+    last_line: int = 0
+
+    @property
+    def head(self) -> str:
+        """The unit's first line."""
+        return self.text.split("\n", 1)[0]
+
+
+class _Stream:
+    """What one process is in the middle of printing."""
+
+    __slots__ = ("chain", "frames", "linked", "open", "order", "source", "unit")
+
+    def __init__(self) -> None:
+        self.open = False
+        self.frames: list[str] = []
+        self.unit: Unit | None = None
+        self.source: str | None = None
+        self.linked = False
+        self.chain = 0
+        self.order = 0
+
+
+class Collector:
+    """Feeds on lines; finished units come out in the order in which they were printed."""
+
+    def __init__(self) -> None:
+        self._streams: dict[str | None, _Stream] = {}
+        self._chains = 0
+
+    def feed(self, line: Line) -> list[Unit]:
+        stream = self._streams.get(line.worker)
+        if stream is None:
+            stream = self._streams[line.worker] = _Stream()
+        text = line.text
+        if "|" in text[:12] and text.lstrip()[:1] in ("|", "+"):
+            text = _GROUP.sub("", text, count=1)
+        if "Traceback (most recent call last)" in text:
+            done = self._closed(stream)
+            self._begin(stream, line)
+            return done
+        if stream.open:
+            return self._inside(stream, line, text)
+        return self._after(stream, line, text)
+
+    def close(self) -> list[Unit]:
+        """Units still open at the end of the log, in printed order."""
+        units = [u for s in self._streams.values() for u in self._closed(s)]
+        return sorted(units, key=lambda u: u.line)
+
+    def _begin(self, stream: _Stream, line: Line) -> None:
+        stream.open, stream.frames, stream.source = True, [], line.source
+        if stream.linked:
+            stream.order += 1
+        else:
+            self._chains += 1
+            stream.chain, stream.order = self._chains, 0
+        stream.linked = False
+
+    def _inside(self, stream: _Stream, line: Line, text: str) -> list[Unit]:
+        if text[:1] in (" ", "\t") or not text.strip():
+            if len(stream.frames) >= FRAMES_KEPT:
+                del stream.frames[1]
+            stream.frames.append(text.strip())
+            return []
+        if line.header and line.source != stream.source:
+            stream.open = False
+            return self._after(stream, line, text)
+        m = _IN_TRACEBACK.match(text)
+        if m is None and not stream.frames:
+            return []
+        stream.open = False
+        stream.unit = self._unit(stream, line, text, m["type"].split(".")[-1] if m else None)
+        return []
+
+    def _after(self, stream: _Stream, line: Line, text: str) -> list[Unit]:
+        """Behind an exception: more of its message, a link to the next traceback, or something else."""
+        stripped = text.strip()
+        if stripped.startswith((_CAUSE, _CONTEXT)):
+            stream.linked = True
+            return self._closed(stream)
+        unit = stream.unit
+        belongs = unit is not None and self._continues(stream, unit, line, stripped)
+        if belongs and unit is not None and not (stripped and text[:1] not in (" ", "\t") and _EXCEPTION.match(stripped)):
+            self._extend(unit, line, text)
+            return []
+        done = self._closed(stream)
+        if m := _EXCEPTION.match(stripped):
+            if not belongs:
+                self._chains += 1
+                stream.chain, stream.order, stream.frames = self._chains, 0, []
+            else:
+                stream.order += 1
+            stream.source = line.source
+            stream.unit = self._unit(stream, line, stripped, m["type"].split("(")[0].split(".")[-1])
+            return done
+        if stripped:
+            stream.linked = False
+        return done + ([self._plain(line, stripped)] if stripped else [])
+
+    def _continues(self, stream: _Stream, unit: Unit, line: Line, stripped: str) -> bool:
+        if unit.text.count("\n") >= MESSAGE_LINES or stripped.startswith(("Process ", "[rank", "INFO:", "ERROR:", "nanobind:")):
+            return False
+        if unit.logged is None:
+            return not line.header
+        return line.header and line.source == unit.source and line.level == unit.logged
+
+    def _extend(self, unit: Unit, line: Line, text: str) -> None:
+        unit.last_line = line.number
+        if text.strip() and len(unit.text) < MESSAGE_CHARS:
+            unit.text += "\n" + text.rstrip()[:2000]
+
+    def _unit(self, stream: _Stream, line: Line, text: str, type_: str | None) -> Unit:
+        return Unit(
+            kind="exception",
+            line=line.number,
+            last_line=line.number,
+            text=text.rstrip()[:MESSAGE_CHARS],
+            worker=line.worker or process_of(stream.frames),
+            type=type_,
+            frames=stream.frames,
+            chain=stream.chain,
+            order=stream.order,
+            logged=line.level,
+            source=line.source,
+        )
+
+    def _plain(self, line: Line, text: str) -> Unit:
+        return Unit(
+            kind="line",
+            line=line.number,
+            last_line=line.number,
+            text=text[:MESSAGE_CHARS],
+            worker=line.worker,
+            logged=line.level,
+            source=line.source,
+        )
+
+    def _closed(self, stream: _Stream) -> list[Unit]:
+        unit, stream.unit = stream.unit, None
+        stream.open = False
+        return [unit] if unit is not None else []
+
+
+_PROCESS_MARKS = (
+    ("Worker", ("multiproc_executor.py", "worker_main", "RayWorkerWrapper", "WorkerProc(", "gpu_worker.py", "scheduler.py")),
+    ("EngineCore", ("run_engine_core", "EngineCoreProc")),
+    ("APIServer", ("run_server", "api_server.py", "cli/serve.py", "launch_core_engines")),
+)
+
+
+def process_of(frames: Iterable[str]) -> str | None:
+    """The process whose traceback this is, by its frames, where the lines carry no name: what the innermost known frames belong to."""
+    text = "\n".join(frames)
+    if "launch_core_engines" in text or "run_api_server" in text:
+        return "APIServer"
+    if "run_engine_core" in text:
+        return "EngineCore"
+    if "worker_main" in text:
+        return "Worker"
+    return next((name for name, marks in _PROCESS_MARKS if any(m in text for m in marks)), None)
+
+
+def level_of(worker: str | None) -> int:
+    """Where a process stands: 0 worker, 1 engine core, 2 API server, 3 unknown; a cause is in the lowest."""
+    if worker is None:
+        return 3
+    if "Worker" in worker or worker.startswith(("TP", "PP", "EP", "rank")):
+        return 0
+    if "EngineCore" in worker or worker.startswith("DP"):
+        return 1
+    return 2 if "APIServer" in worker or "ApiServer" in worker else 3
+
+
+_MASKS = (
+    (re.compile(r"0x[0-9a-fA-F]+"), "X"),
+    (re.compile(r"(?<![\w.])/(?:[\w.@+=-]+/)*[\w.@+=-]+"), "PATH"),
+    (re.compile(r"'[^'\n]{0,200}'"), "'…'"),
+    (re.compile(r"\d+(?:[.,]\d+)*"), "N"),
+)
+
+
+def template(text: str) -> str:
+    """A message with its numbers, addresses, paths and quoted names masked: equal for every rank and every run."""
+    for regex, mask in _MASKS:
+        text = regex.sub(mask, text)
+    return text[:400]
