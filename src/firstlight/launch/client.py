@@ -1,0 +1,382 @@
+"""`up`, `down`, `logs` and `watch` are clients of a run's supervisor: this is what they call. All of it through the Host port."""
+
+import json
+import posixpath
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from firstlight.core.errors import FirstlightError, HostError
+from firstlight.core.ports import Channel, Host
+from firstlight.core.run import LaunchSpec, ProcessRef
+from firstlight.launch.archive import supervisor_archive
+
+ARCHIVE, REQUEST, RECORD, EVENTS, LOG, EXIT = (
+    "supervisor.pyz", "supervise.json", "supervisor.json", "supervisor.jsonl", "supervisor.log", "exit.json",
+)  # fmt: skip
+FINAL = frozenset({"stopped", "failed"})
+START_PATIENCE = 15.0
+
+
+class Restart(Struct, frozen=True, kw_only=True):
+    """policy: `never` | `on-failure` (an engine that had been ready). max_restarts within window_seconds, then it is a crash loop."""
+
+    policy: str = "never"
+    max_restarts: int = 5
+    window_seconds: float = 600.0
+    backoff_seconds: float = 1.0
+    longest_backoff_seconds: float = 60.0
+    also_before_ready: bool = False
+
+
+class Alive(Struct, frozen=True, kw_only=True):
+    """Tokens must advance: looked at every interval; silent with work to do for longer than patience is wedged."""
+
+    interval_seconds: float = 30.0
+    patience_seconds: float = 120.0
+
+
+class Options(Struct, frozen=True, kw_only=True):
+    """How a run is supervised.
+
+    on_event: argv run for ready, failed, died, restarted, wedged, stopping, ended, with FIRSTLIGHT_EVENT, _NAME and _DATA (JSON).
+    before_restart: argv that allows a restart by exit 0 (a diagnosis, for example). tee: the log also on the supervisor's stdout.
+    on_supervisor_death: `stop` (the engine gets its stop signal from the kernel) or `keep` (the next command adopts it).
+    """
+
+    restart: Restart = Restart()
+    liveness: Alive | None = None
+    on_event: list[str] | None = None
+    before_restart: list[str] | None = None
+    on_supervisor_death: str = "stop"
+    log_max_bytes: int = 256 << 20
+    log_keep: int = 3
+    tee: bool = False
+
+
+class SupervisorEvent(Struct, frozen=True, kw_only=True):
+    """byte: where the next event starts in the event file. kind: engine-started, ready, died, restarting, stopping, ended, …"""
+
+    byte: int
+    time: float
+    kind: str
+    data: dict[str, Any] = {}
+
+
+class SupervisorStatus(Struct, frozen=True, kw_only=True):
+    """What the supervisor says, or its last record where it is gone (`answering` is False).
+
+    state: starting | ready | stopping | restarting | stopped | failed. exit: the engine's last end, with the proof once swept.
+    """
+
+    run: str
+    state: str
+    answering: bool = True
+    reason: str | None = None
+    supervisor: ProcessRef | None = None
+    engine: ProcessRef | None = None
+    port: int = 0
+    ready_seconds: float | None = None
+    seconds: float | None = None
+    restarts: int = 0
+    health: dict[str, Any] = {}
+    log: dict[str, Any] = {}
+    socket: str | None = None
+    exit: dict[str, Any] | None = None
+
+    @property
+    def over(self) -> bool:
+        return self.state in FINAL
+
+
+def start(host: Host, *, folder: str, spec: LaunchSpec, options: Options | None = None, run: str | None = None) -> "SupervisorClient":
+    """Starts the supervisor of `folder` and, through it, the engine; returns when it answers or has recorded its end.
+
+    Raises FirstlightError `already-supervised`, `supervisor-did-not-start`; HostError. An engine that cannot start is no error here:
+    its status says `failed` and why.
+    """
+    argv = prepare(host, folder=folder, spec=spec, options=options, run=run)
+    pid = host.spawn(argv, log=posixpath.join(folder, LOG))
+    client = SupervisorClient(host, folder)
+    client.wait_for_start(pid)
+    return client
+
+
+def prepare(
+    host: Host,
+    *,
+    folder: str,
+    spec: LaunchSpec,
+    options: Options | None = None,
+    run: str | None = None,
+    adopt: dict[str, Any] | None = None,
+) -> list[str]:
+    """Writes the request and the supervisor into `folder`; returns the argv that supervises in the foreground.
+
+    `--foreground` of `up` runs this argv itself (with Options.tee), for containers and systemd.
+    """
+    known = SupervisorClient(host, folder)
+    if known.find()["supervised"] if host.stat(posixpath.join(folder, RECORD)) else False:
+        raise FirstlightError(
+            "already-supervised", "this run has a supervisor already", evidence=(f"folder: {folder}",), hint="firstlight get runs"
+        )
+    for stale in (RECORD, EXIT):
+        host.remove(posixpath.join(folder, stale))
+    request = {
+        "run": run or posixpath.basename(folder.rstrip("/")),
+        "spec": msgspec.to_builtins(_shipped(host, folder, spec)),
+        "options": msgspec.to_builtins(options or Options()),
+        "adopt": adopt,
+    }
+    host.write(posixpath.join(folder, ARCHIVE), supervisor_archive(), 0o600)
+    host.write(posixpath.join(folder, REQUEST), msgspec.json.format(msgspec.json.encode(request)) + b"\n", 0o600)
+    return [python_of(host), posixpath.join(folder, ARCHIVE), folder]
+
+
+def python_of(host: Host) -> str:
+    """The interpreter for the supervisor: ours here, the host's own elsewhere. Raises FirstlightError `no-python`."""
+    if host.is_local:
+        return sys.executable
+    try:
+        found = host.run(["python3", "-c", "import sys; print(sys.executable if sys.version_info >= (3, 9) else '')"])
+    except HostError as e:
+        raise _no_python(host, e.message) from None
+    if not found.ok or not found.text.strip():
+        raise _no_python(host, found.stderr.decode("utf-8", "replace").strip() or "python3 is older than 3.9")
+    return found.text.strip()
+
+
+def _no_python(host: Host, why: str) -> FirstlightError:
+    return FirstlightError(
+        "no-python", f"{host.name} has no Python that can supervise", evidence=(why,), hint="install Python 3.9 or later there"
+    )
+
+
+def _shipped(host: Host, folder: str, spec: LaunchSpec) -> LaunchSpec:
+    """On another host, our own runner scripts go along: an argument that is one of our files becomes its copy in the run folder."""
+    if host.is_local:
+        return spec
+    own = posixpath.dirname(posixpath.dirname(posixpath.abspath(__file__)))
+    argv = []
+    for word in spec.argv:
+        if word.startswith(f"{own}/") and word.endswith(".py"):
+            target = posixpath.join(folder, "inside", posixpath.basename(word))
+            with open(word, "rb") as file:
+                host.write(target, file.read())
+            word = target
+        argv.append(word)
+    return msgspec.structs.replace(spec, argv=argv)
+
+
+class SupervisorClient:
+    """A run's supervisor as its folder shows it; it may be gone."""
+
+    def __init__(self, host: Host, folder: str) -> None:
+        self.host, self.folder = host, folder.rstrip("/")
+
+    def _path(self, name: str) -> str:
+        return posixpath.join(self.folder, name)
+
+    # look
+
+    def status(self) -> SupervisorStatus:
+        """Raises FirstlightError `never-supervised`; `supervisor-hangs` where it lives but does not answer within 5 s."""
+        record = self._record()
+        try:
+            return _status(self._ask({"op": "status"}, timeout=5.0), answering=True)
+        except HostError:
+            return _status(self._record(), answering=False) if record else _status(record, answering=False)
+
+    def _record(self) -> dict[str, Any]:
+        try:
+            found = json.loads(self.host.read(self._path(RECORD)))
+        except HostError as e:
+            raise FirstlightError(
+                "never-supervised", "no supervisor has written into this run folder", evidence=(f"{self._path(RECORD)}: {e.message}",)
+            ) from None
+        except ValueError:
+            return {"run": posixpath.basename(self.folder), "state": "failed", "reason": "record-damaged"}
+        return found if isinstance(found, dict) else {}
+
+    def exit(self) -> dict[str, Any] | None:
+        """`exit.json`: returncode, signal, reason, seconds, and `proof` once everything was swept; None while it runs."""
+        try:
+            found = json.loads(self.host.read(self._path(EXIT)))
+        except (HostError, ValueError):
+            return None
+        return found if isinstance(found, dict) else None
+
+    def find(self) -> dict[str, Any]:
+        """What lives of this run, looked at now: supervised, engine, processes with their proofs."""
+        return self._tool("find")
+
+    def _tool(self, verb: str, timeout: float = 60.0) -> dict[str, Any]:
+        if self.host.stat(self._path(ARCHIVE)) is None:
+            self.host.write(self._path(ARCHIVE), supervisor_archive(), 0o600)
+        done = self.host.run([python_of(self.host), self._path(ARCHIVE), verb, self.folder], timeout=timeout)
+        if not done.ok:
+            raise FirstlightError("supervisor-tool-failed", f"`{verb}` failed", evidence=(done.stderr.decode("utf-8", "replace")[-500:],))
+        found: dict[str, Any] = json.loads(done.stdout)
+        return found
+
+    # talk
+
+    def stop(self, *, grace_seconds: float | None = None) -> SupervisorStatus:
+        """Ends the run and returns when it is proven over; grace_seconds 0 kills at once. Calling it again while it stops kills.
+
+        A supervisor that is gone or hangs is swept instead: its processes are found, proven and ended.
+        """
+        if self.status().over:
+            return self.status()
+        try:
+            answer = self._ask({"op": "stop", "grace_seconds": grace_seconds}, timeout=None)
+            return _status(answer, answering=True)
+        except HostError:
+            if self.status().over:
+                return self.status()
+            self.sweep()
+            return self.status()
+
+    def restart(self) -> None:
+        """Stops the engine and starts the same spec again under the same supervisor."""
+        self._ask({"op": "restart"}, timeout=10.0)
+
+    def signal(self, name: str) -> None:
+        """Sends a signal (`SIGUSR1`) to the engine's main process."""
+        answer = self._ask({"op": "signal", "signal": name}, timeout=10.0)
+        if not answer.get("ok"):
+            raise FirstlightError("signal-not-sent", "the signal was not sent", evidence=(str(answer.get("error")),))
+
+    def sweep(self) -> dict[str, Any]:
+        """Ends whatever of this run lives without a supervisor that answers; returns the proof."""
+        return self._tool("sweep", timeout=120.0)
+
+    def events(self, from_byte: int = 0) -> Iterator[SupervisorEvent]:
+        """Every event from `from_byte` on, then live ones as they come; ends when the supervisor is gone."""
+        try:
+            channel = self._connect()
+        except HostError:
+            yield from self.past_events(from_byte)
+            return
+        try:
+            channel.send(json.dumps({"op": "events", "from_byte": from_byte}).encode() + b"\n")
+            yield from _event_lines(iter(channel.receive, b""), from_byte)
+        except HostError:
+            return
+        finally:
+            channel.close()
+
+    def past_events(self, from_byte: int = 0) -> list[SupervisorEvent]:
+        """The events on file, without waiting."""
+        try:
+            data = self.host.read(self._path(EVENTS), from_byte)
+        except HostError:
+            return []
+        return list(_event_lines([data], from_byte))
+
+    def _connect(self) -> Channel:
+        path = self._record().get("socket") or self._path("supervisor.sock")
+        return self.host.connect(str(path))
+
+    def _ask(self, request: dict[str, Any], *, timeout: float | None) -> dict[str, Any]:
+        channel = self._connect()
+        try:
+            channel.send(json.dumps(request).encode() + b"\n")
+            return _first_line(channel, timeout)
+        finally:
+            channel.close()
+
+    def wait_for_start(self, pid: int) -> None:
+        """Until the supervisor has written its record. Raises FirstlightError `supervisor-did-not-start`."""
+        deadline = time.monotonic() + START_PATIENCE
+        while time.monotonic() < deadline:
+            if self.host.stat(self._path(RECORD)) is not None:
+                return
+            if not self.host.is_local or _alive(pid):
+                time.sleep(0.01)
+                continue
+            if self.host.stat(self._path(RECORD)) is not None:
+                return
+            break
+        raise FirstlightError(
+            "supervisor-did-not-start",
+            "the supervisor ended before it wrote its record",
+            evidence=tuple(self._log_tail()),
+            hint=f"look into {self._path(LOG)}",
+        )
+
+    def _log_tail(self) -> Sequence[str]:
+        try:
+            return self.host.read(self._path(LOG)).decode("utf-8", "replace").splitlines()[-5:]
+        except HostError:
+            return []
+
+
+def _alive(pid: int) -> bool:
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
+
+
+def _first_line(channel: Channel, timeout: float | None) -> dict[str, Any]:
+    """One answer. Raises HostError `supervisor-gone` at the end of the stream, `supervisor-hangs` after `timeout` seconds."""
+    received = _Reader(channel).line(timeout)
+    found: dict[str, Any] = json.loads(received)
+    return found
+
+
+class _Reader:
+    """Reads a line with a time limit from a channel that has none: the read runs in a thread of its own."""
+
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+
+    def line(self, timeout: float | None) -> bytes:
+        import threading
+
+        box: list[bytes | Exception] = []
+        thread = threading.Thread(target=self._read, args=(box,), daemon=True)
+        thread.start()
+        thread.join(timeout)
+        if not box:
+            raise HostError("supervisor-hangs", "the supervisor does not answer", evidence=(f"waited {timeout} s",))
+        if isinstance(box[0], Exception):
+            raise box[0]
+        return box[0]
+
+    def _read(self, box: list[bytes | Exception]) -> None:
+        data = b""
+        try:
+            while b"\n" not in data:
+                piece = self._channel.receive()
+                if not piece:
+                    raise HostError("supervisor-gone", "the supervisor closed the connection")
+                data += piece
+            box.append(data.partition(b"\n")[0])
+        except Exception as e:
+            box.append(e)
+
+
+def _event_lines(pieces: Any, start: int) -> Iterator[SupervisorEvent]:
+    data, byte = b"", start
+    for piece in pieces:
+        data += piece
+        while b"\n" in data:
+            line, _, data = data.partition(b"\n")
+            byte += len(line) + 1
+            try:
+                found = json.loads(line)
+                yield SupervisorEvent(byte=byte, time=found["time"], kind=found["kind"], data=found["data"])
+            except (ValueError, KeyError, TypeError):
+                continue
+
+
+def _status(record: dict[str, Any], *, answering: bool) -> SupervisorStatus:
+    known = {f.name for f in msgspec.structs.fields(SupervisorStatus)}
+    return msgspec.convert({**{k: v for k, v in record.items() if k in known}, "answering": answering}, SupervisorStatus)

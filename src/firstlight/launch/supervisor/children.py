@@ -1,0 +1,61 @@
+"""The supervisor's children: all are waited for in one place, the engine's orphans too; hooks run beside the loop."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import time
+from collections.abc import Generator, Mapping, Sequence
+from typing import Any
+
+from .members import MARKER
+
+NOTED = frozenset({"ready", "failed", "died", "restarted", "wedged", "stopping", "ended"})
+
+
+class Children:
+    """Reaps, and runs the user's commands: `on_event` for what is NOTED, `before_restart` to allow one."""
+
+    def __init__(self, run: str) -> None:
+        self._run = run
+        self._status: dict[int, int | None] = {}
+
+    def reap(self) -> list[tuple[int, int]]:
+        """(pid, wait status) of every child that ended, stopped or went on since the last call."""
+        found: list[tuple[int, int]] = []
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG | os.WUNTRACED | os.WCONTINUED)
+            except ChildProcessError:
+                return found
+            if pid == 0:
+                return found
+            found.append((pid, status))
+            if pid in self._status and (os.WIFEXITED(status) or os.WIFSIGNALED(status)):
+                self._status[pid] = os.waitstatus_to_exitcode(status)
+
+    def spawn(self, argv: Sequence[str], env: Mapping[str, str], *, stdout: int = subprocess.DEVNULL) -> int | None:
+        """A session of its own and without the run's marker, so that ending the run does not end it. None: not startable."""
+        inherited = {k: v for k, v in os.environ.items() if k != MARKER}
+        try:
+            child = subprocess.Popen(list(argv), env={**inherited, **env}, stdin=subprocess.DEVNULL, stdout=stdout, start_new_session=True)
+        except (OSError, ValueError):
+            return None
+        child.returncode = 0  # waited for by `reap`
+        self._status[child.pid] = None
+        return child.pid
+
+    def hook(self, argv: Sequence[str] | None, kind: str, data: Mapping[str, Any]) -> None:
+        if argv and kind in NOTED:
+            self.spawn(argv, {"FIRSTLIGHT_EVENT": kind, "FIRSTLIGHT_NAME": self._run, "FIRSTLIGHT_DATA": json.dumps(data)})
+
+    def ask(self, argv: Sequence[str] | None, data: Mapping[str, Any], *, patience: float = 60.0) -> Generator[float, None, bool]:
+        """Whether the command allows it: exit 0, or no command. A command that fails to start, or to end in time, does not."""
+        if not argv:
+            return True
+        pid = self.spawn(argv, {"FIRSTLIGHT_NAME": self._run, "FIRSTLIGHT_DATA": json.dumps(data)})
+        until = time.monotonic() + patience
+        while pid is not None and self._status[pid] is None and time.monotonic() < until:
+            yield 0.05
+        return pid is not None and self._status[pid] == 0

@@ -1,0 +1,119 @@
+"""Ends what belongs to a run, step by step, and proves that nothing is left. A generator: it yields seconds to wait."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Generator, Iterable
+from typing import Any
+
+from . import procfs
+from .members import Claim, Member, members, remove_cgroup
+
+Wait = Generator[float, None, None]
+_HELPERS = ("resource_tracker", "forkserver")
+
+
+def send(pids: Iterable[int], number: int) -> None:
+    for pid in pids:
+        try:
+            os.kill(pid, number)
+        except (ProcessLookupError, PermissionError):
+            continue
+
+
+def is_helper(member: Member) -> bool:
+    """Python's resource tracker removes shared memory of dead processes once they are gone: it is the last to be killed."""
+    text = procfs.command(member.process.pid)
+    return any(word in text for word in _HELPERS)
+
+
+def wake(found: Iterable[Member]) -> None:
+    """A stopped process takes no signal but SIGKILL until it is continued."""
+    send([m.process.pid for m in found if m.process.state in "Tt"], signal.SIGCONT)
+
+
+def sweep(claim: Claim, *, patience: float = 2.0) -> Wait:
+    """Kills every member: first all but the helpers, then, when these had `patience` seconds to clean up, the rest."""
+    deadline = time.monotonic() + patience
+    while left := members(claim):
+        workers = [m for m in left if not is_helper(m)]
+        send([m.process.pid for m in workers], signal.SIGKILL)
+        if not workers and time.monotonic() > deadline:
+            send([m.process.pid for m in left], signal.SIGKILL)
+        if time.monotonic() > deadline + 15:
+            return  # in uninterruptible sleep: the proof says so
+        yield 0.02
+
+
+def proof(claim: Claim, *, port: int, shm: set[str], gpu_before: dict[str, int] | None, runtime: str | None) -> dict[str, Any]:
+    """What is left of the run, looked at and not assumed. `clean` is True where nothing is."""
+    left = members(claim)
+    removed, kept = remove_shared_memory(shm)
+    shutil.rmtree(runtime, ignore_errors=True) if runtime else None
+    gone = remove_cgroup(claim.cgroup)
+    holders = _port_holders(port)
+    found = {
+        "processes": [{"pid": m.process.pid, "command": procfs.command(m.process.pid), "state": m.process.state} for m in left],
+        "port": port,
+        "port_free": not holders,
+        "port_holders": holders,
+        "shared_memory_removed": removed,
+        "shared_memory_left": kept,
+        "cgroup_removed": gone,
+        "gpu_memory": gpu_memory_report(gpu_before),
+    }
+    found["clean"] = not left and not holders and not kept and gone
+    return found
+
+
+def _port_holders(port: int) -> list[str]:
+    inodes = procfs.listening_inodes(port) if port else set()
+    if not inodes:
+        return []
+    found = procfs.holders(inodes, [p.pid for p in procfs.processes()])
+    return [f"pid {pid}: {procfs.command(pid)}" for pid in found] or ["a process that cannot be seen from here"]
+
+
+def remove_shared_memory(paths: set[str]) -> tuple[list[str], list[str]]:
+    """Removes segments that were seen in our processes and that nobody has open now. Returns (removed, still in use)."""
+    present = {path for path in paths if os.path.exists(path)}
+    if not present:
+        return [], []
+    used = set().union(*(procfs.shared_memory(p.pid) for p in procfs.processes()))
+    removed = []
+    for path in sorted(present - used):
+        try:
+            os.unlink(path)
+            removed.append(path)
+        except OSError:
+            continue
+    return removed, sorted(present - set(removed))
+
+
+def gpu_memory() -> dict[str, int] | None:
+    """GPU index -> MiB in use as the driver says; None without nvidia-smi."""
+    if shutil.which("nvidia-smi") is None:
+        return None
+    query = ["nvidia-smi", "--query-gpu=index,memory.used", "--format=csv,noheader,nounits"]
+    try:
+        text = subprocess.run(query, capture_output=True, text=True, timeout=10, stdin=subprocess.DEVNULL).stdout
+    except (OSError, subprocess.SubprocessError):
+        return None
+    rows = [line.split(",") for line in text.splitlines() if line.count(",") == 1]
+    return {index.strip(): int(used) for index, used in rows if used.strip().isdigit()}
+
+
+def gpu_memory_report(before: dict[str, int] | None) -> dict[str, dict[str, int | None]] | None:
+    """MiB before the engine started and now; waits up to 5 s for the driver to give memory back."""
+    if before is None:
+        return None
+    deadline = time.monotonic() + 5
+    now = gpu_memory()
+    while now is not None and any(now.get(i, 0) > used + 16 for i, used in before.items()) and time.monotonic() < deadline:
+        time.sleep(0.1)
+        now = gpu_memory()
+    return {index: {"before": used, "after": None if now is None else now.get(index)} for index, used in before.items()}

@@ -1,0 +1,122 @@
+"""What the supervisor looks after while the engine runs: who belongs to it, what memory it shares, whether its own folder is there."""
+
+from __future__ import annotations
+
+import os
+import selectors
+import shutil
+import time
+from typing import TYPE_CHECKING, Any
+
+from . import procfs
+from .ending import gpu_memory
+from .loop import Task
+from .members import Member, cgroup_pids, members
+
+if TYPE_CHECKING:
+    from .supervisor import Supervisor
+
+SAVED_LIMIT = 1 << 20
+SHORT_LIVED_SECONDS = 3.0
+
+
+class Keeper:
+    """Looks every second while the engine starts and every five while it serves."""
+
+    def __init__(self, supervisor: Supervisor) -> None:
+        self._s = supervisor
+        self.shared_memory: set[str] = set()
+        self.gpu: dict[str, int] | None = None
+        self._members: dict[int, tuple[int, float, str]] = {}
+        self._files: dict[str, tuple[float, bytes]] = {}
+
+    def task(self) -> Task:
+        self.gpu = gpu_memory() if shutil.which("nvidia-smi") else None
+        while True:
+            yield 1.0 if self._s.ready_seconds is None else 5.0
+            self.look()
+            self._keep_folder()
+            self._s.events.flush()
+
+    def watch(self, pid: int) -> None:
+        """Notices the end of a process that is not our child (an adopted engine, a worker) by its pidfd."""
+        try:
+            descriptor = os.pidfd_open(pid)
+        except (OSError, AttributeError):
+            return
+        name = procfs.command(pid)[:80]
+        self._members[pid] = (descriptor, time.monotonic(), name)
+        self._s.loop.selector.register(descriptor, selectors.EVENT_READ, lambda events: self._gone(pid))
+
+    def _gone(self, pid: int) -> None:
+        descriptor, since, name = self._members.pop(pid)
+        self._s.loop.selector.unregister(descriptor)
+        os.close(descriptor)
+        engine = self._s.engine
+        if engine is not None and engine.pid == pid:
+            if engine.output is None and not engine.environment and self._s.exit is None:
+                self._s.engine_exited(None)
+        elif time.monotonic() - since > SHORT_LIVED_SECONDS and self._s.state in ("starting", "ready"):
+            self._s.event("member-exited", {"pid": pid, "command": name})
+
+    def look(self) -> None:
+        """Notes new members and the shared memory they hold: after a sudden death there is nobody to ask."""
+        if self._s.engine is None:
+            return
+        for member in self._current():
+            pid = member.process.pid
+            self.shared_memory |= procfs.shared_memory(pid)
+            if pid not in self._members:
+                self.watch(pid)
+
+    def _current(self) -> list[Member]:
+        assert self._s.engine is not None
+        claim = self._s.engine.claim
+        quick = cgroup_pids(claim.cgroup)
+        if quick:
+            return [Member(p, "cgroup") for pid in quick if (p := procfs.process(pid)) is not None]
+        return members(claim)
+
+    # the run folder
+
+    def _keep_folder(self) -> None:
+        """A run folder that somebody removed is made again: without it nobody could stop the run."""
+        if os.path.isdir(self._s.folder) and os.path.exists(self._s.control.path):
+            self._remember()
+            return
+        try:
+            os.makedirs(self._s.folder, mode=0o700, exist_ok=True)
+            for name, (_, data) in self._files.items():
+                self._restore(name, data)
+            if not os.path.exists(self._s.control.path):
+                self._s.control.stop_listening()
+                self._s.control.listen()
+            self._s.log.reopen_if_gone()
+            self._s.save()
+            self._s.event("folder-restored", {"files": sorted(self._files)})
+        except OSError:
+            return  # tried again at the next look
+
+    def _restore(self, name: str, data: bytes) -> None:
+        path = os.path.join(self._s.folder, name)
+        if not os.path.exists(path):
+            with open(path, "wb") as file:
+                file.write(data)
+
+    def _remember(self) -> None:
+        for entry in os.scandir(self._s.folder):
+            if not entry.name.endswith((".json", ".txt")) or entry.name.startswith("."):
+                continue
+            try:
+                found = entry.stat()
+                if found.st_size <= SAVED_LIMIT and self._files.get(entry.name, (0.0, b""))[0] != found.st_mtime:
+                    with open(entry.path, "rb") as file:
+                        self._files[entry.name] = (found.st_mtime, file.read())
+            except OSError:
+                continue
+
+    def remove_runtime(self) -> None:
+        shutil.rmtree(self._s.runtime, ignore_errors=True)
+
+    def report(self) -> list[dict[str, Any]]:
+        return [{"pid": pid, "command": name} for pid, (_, _, name) in sorted(self._members.items())]

@@ -1,0 +1,123 @@
+"""What a killed supervisor left behind: found from its records and from the marker in the environment, then ended with proof."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import time
+from typing import Any
+
+from . import procfs
+from .ending import proof, send, sweep, wake
+from .engine import signal_number
+from .members import MARKER, Claim, members
+from .records import read_json, write_json
+
+FINAL = ("stopped", "failed")
+
+
+def supervised(folder: str) -> bool:
+    """Whether a supervisor lives: it holds the lock for as long as it does."""
+    try:
+        lock = os.open(os.path.join(folder, "supervisor.lock"), os.O_RDWR | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(lock)
+    return False
+
+
+def _record(folder: str, name: str) -> dict[str, Any]:
+    try:
+        return read_json(os.path.join(folder, name))
+    except (OSError, ValueError):
+        return {}
+
+
+def claim_of(folder: str) -> Claim:
+    """The run's claim from whatever records are readable; a record of another boot names no process of this one."""
+    record, engine = _record(folder, "supervisor.json"), _record(folder, "engine.json")
+    run = record.get("run") or _record(folder, "supervise.json").get("run") or os.path.basename(folder.rstrip("/"))
+    ref = record.get("engine") or {}
+    if ref and ref.get("boot_id") not in (None, "", procfs.boot_id()):
+        return Claim(str(run))
+    pid, ticks = ref.get("pid") or engine.get("pid"), ref.get("start_ticks") or engine.get("start_ticks")
+    return Claim(str(run), pid, ticks, record.get("cgroup") or engine.get("cgroup"))
+
+
+def find(folder: str) -> dict[str, Any]:
+    """supervised; state as last written; the supervisor's process, and every living process of the run with its proof."""
+    folder = os.path.abspath(folder)
+    record, claim = _record(folder, "supervisor.json"), claim_of(folder)
+    alive = procfs.same(claim.engine_pid, claim.engine_ticks) if claim.engine_pid and claim.engine_ticks else None
+    ref = record.get("supervisor") or {}
+    boss = procfs.same(int(ref.get("pid") or 0), int(ref.get("start_ticks") or 0)) if ref.get("boot_id") == procfs.boot_id() else None
+    return {
+        "run": claim.run,
+        "supervised": supervised(folder),
+        "supervisor_state": boss.state if boss else None,
+        "supervisor_pid": boss.pid if boss else None,
+        "recorded_state": record.get("state"),
+        "engine": {"pid": claim.engine_pid, "start_ticks": claim.engine_ticks, "cgroup": claim.cgroup} if alive else None,
+        "processes": [
+            {"pid": m.process.pid, "proof": m.proof, "state": m.process.state, "command": procfs.command(m.process.pid)}
+            for m in members(claim)
+        ],
+    }
+
+
+def find_all() -> list[dict[str, Any]]:
+    """Every process on the machine that carries a run's marker, whatever became of the run's folder."""
+    found = []
+    for process in procfs.processes():
+        run = procfs.environment(process.pid).get(MARKER)
+        if run and process.state not in "ZX":
+            found.append({"run": run, "pid": process.pid, "start_ticks": process.start_ticks, "command": procfs.command(process.pid)})
+    return found
+
+
+def sweep_now(folder: str, *, grace: float | None = None) -> dict[str, Any]:
+    """Ends everything of a run that has no supervisor (a hung one is killed first), and returns the proof."""
+    folder = os.path.abspath(folder)
+    state = find(folder)
+    if state["supervised"] and state["supervisor_pid"]:
+        send([state["supervisor_pid"]], 9)
+    claim, spec = claim_of(folder), _record(folder, "supervise.json").get("spec") or {}
+    shm: set[str] = set()
+    found = members(claim)
+    for member in found:
+        shm |= procfs.shared_memory(member.process.pid)
+    _ask_to_leave(claim, spec, grace)
+    for wait in sweep(claim):
+        time.sleep(wait)
+    record = _record(folder, "supervisor.json")
+    result = proof(claim, port=int(spec.get("port") or 0), shm=shm, gpu_before=None, runtime=record.get("runtime"))
+    result["ended"] = [m.process.pid for m in found]
+    _write_end(folder, record, result)
+    return result
+
+
+def _ask_to_leave(claim: Claim, spec: dict[str, Any], grace: float | None) -> None:
+    if not claim.engine_pid or not claim.engine_ticks or not procfs.same(claim.engine_pid, claim.engine_ticks):
+        return
+    send([claim.engine_pid], signal_number(spec))
+    wake(members(claim))
+    until = time.monotonic() + (float(spec.get("stop_grace_seconds") or 15.0) if grace is None else grace)
+    while procfs.same(claim.engine_pid, claim.engine_ticks) and time.monotonic() < until:
+        time.sleep(0.05)
+
+
+def _write_end(folder: str, record: dict[str, Any], result: dict[str, Any]) -> None:
+    if not os.path.isdir(folder):
+        return
+    exit_record = {**_record(folder, "exit.json"), "proof": result, "time": time.time()}
+    exit_record.setdefault("reason", "supervisor-died")
+    write_json(os.path.join(folder, "exit.json"), exit_record)
+    if record and record.get("state") not in FINAL:
+        write_json(
+            os.path.join(folder, "supervisor.json"), {**record, "state": "stopped", "reason": "supervisor-died", "exit": exit_record}
+        )

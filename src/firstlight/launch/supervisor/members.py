@@ -1,0 +1,127 @@
+"""Which processes belong to a run, and the proof for each. What is not proven is never touched."""
+
+from __future__ import annotations
+
+import os
+from typing import NamedTuple
+
+from . import procfs
+from .procfs import Process
+
+MARKER = "FIRSTLIGHT_RUN"
+
+
+class Claim(NamedTuple):
+    """What a run knows of its processes. engine: pid and start ticks of the engine's main process, which leads its own session."""
+
+    run: str
+    engine_pid: int | None = None
+    engine_ticks: int | None = None
+    cgroup: str | None = None
+
+
+class Member(NamedTuple):
+    """proof: `engine`, `cgroup`, `session`, `marker` or `child`."""
+
+    process: Process
+    proof: str
+
+
+def members(claim: Claim) -> list[Member]:
+    """Every living process of the run, zombies left out.
+
+    Four proofs: the recorded start time; the run's own cgroup; the engine's session (its number is not given out again while a
+    process holds it, and nothing older than the engine can be in it); the marker in the environment. Children of those are ours too.
+    """
+    everyone = {p.pid: p for p in procfs.processes() if p.state not in "ZX"}
+    in_cgroup = cgroup_pids(claim.cgroup)
+    found = {pid: proof for pid, p in everyone.items() if (proof := _proof(claim, p, in_cgroup)) is not None}
+    _add_children(found, everyone)
+    found.pop(os.getpid(), None)
+    return [Member(everyone[pid], proof) for pid, proof in sorted(found.items())]
+
+
+def _proof(claim: Claim, process: Process, in_cgroup: frozenset[int]) -> str | None:
+    if process.pid == claim.engine_pid and process.start_ticks == claim.engine_ticks:
+        return "engine"
+    if process.pid in in_cgroup:
+        return "cgroup"
+    if claim.engine_ticks is not None and process.sid == claim.engine_pid and process.start_ticks >= claim.engine_ticks:
+        return "session" if not _reused(claim) else None
+    return "marker" if procfs.environment(process.pid).get(MARKER) == claim.run else None
+
+
+def _reused(claim: Claim) -> bool:
+    """Whether the engine's number now belongs to another process."""
+    leader = procfs.process(claim.engine_pid or 0)
+    return leader is not None and leader.start_ticks != claim.engine_ticks
+
+
+def _add_children(found: dict[int, str], everyone: dict[int, Process]) -> None:
+    grown = True
+    while grown:
+        new = {p.pid: "child" for p in everyone.values() if p.ppid in found and p.pid not in found}
+        found.update(new)
+        grown = bool(new)
+
+
+def cgroup_pids(path: str | None) -> frozenset[int]:
+    if path is None:
+        return frozenset()
+    try:
+        with open(os.path.join(path, "cgroup.procs")) as file:
+            return frozenset(int(line) for line in file if int(line))
+    except (OSError, ValueError):
+        return frozenset()
+
+
+def make_cgroup(run: str) -> str | None:
+    """A cgroup of the run's own beneath ours (version 2); None where that is not allowed."""
+    root, own = _cgroup_mount(), _own_cgroup()
+    if root is None or own is None:
+        return None
+    path = os.path.join(root, own.lstrip("/"), f"firstlight-{run}"[:200])
+    try:
+        os.makedirs(path, exist_ok=True)
+    except OSError:
+        return None
+    return path if os.access(os.path.join(path, "cgroup.procs"), os.W_OK) else None
+
+
+def remove_cgroup(path: str | None) -> bool:
+    """True where nothing is left of it."""
+    if path is None:
+        return True
+    try:
+        os.rmdir(path)
+    except FileNotFoundError:
+        return True
+    except OSError:
+        return False
+    return True
+
+
+def _cgroup_mount() -> str | None:
+    try:
+        with open("/proc/self/mountinfo") as file:
+            rows = [line.split(" - ") for line in file]
+    except OSError:
+        return None
+    return next((row[0].split()[4] for row in rows if len(row) == 2 and row[1].startswith("cgroup2 ")), None)
+
+
+def _own_cgroup() -> str | None:
+    try:
+        with open("/proc/self/cgroup") as file:
+            return next((line[3:].strip() for line in file if line.startswith("0::")), None)
+    except OSError:
+        return None
+
+
+def owner_line(pid: int) -> str:
+    """Who holds something, for people: pid, user and command."""
+    try:
+        uid = os.stat(f"/proc/{pid}").st_uid
+    except OSError:
+        return f"pid {pid}"
+    return f"pid {pid}, uid {uid}: {procfs.command(pid)}"

@@ -1,0 +1,391 @@
+"""The supervisor of one run: starts its engine, knows at once when it dies, answers on its socket, ends it and proves it."""
+
+from __future__ import annotations
+
+import os
+import selectors
+import signal
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from . import engine as engines
+from . import procfs
+from .children import Children
+from .control import Client, Control
+from .ending import proof, send, sweep, wake
+from .health import Health
+from .keeping import Keeper
+from .logfile import EngineLog
+from .loop import Loop, Task
+from .members import Claim, members, remove_cgroup
+from .policy import RestartPolicy
+from .records import EventFile, visible_arguments, visible_environment, write_json
+
+VERSION = 1
+
+
+class Supervisor:
+    """States: starting, ready, stopping, restarting, stopped, failed; the last two are final."""
+
+    def __init__(self, folder: str, request: Mapping[str, Any]) -> None:
+        self.folder, self.request = folder, request
+        self.spec: Mapping[str, Any] = request["spec"]
+        self.options: Mapping[str, Any] = request.get("options") or {}
+        self.run_id = str(request["run"])
+        self.loop = Loop(self._signalled, self._turn)
+        self.events = EventFile(self._path("supervisor.jsonl"))
+        self.children = Children(self.run_id)
+        self.policy = RestartPolicy(self.options.get("restart") or {})
+        self.runtime = engines.runtime_folder(folder)
+        self.control = Control(self.loop.selector, [folder, self.runtime], self._answer)
+        self.log = self._make_log()
+        self.health = Health(self)
+        self.keeper = Keeper(self)
+        self.engine: engines.Engine | None = None
+        self.state = "starting"
+        self.reason: str | None = None
+        self.restarts = 0
+        self.ready_seconds: float | None = None
+        self.exit: dict[str, Any] | None = None
+        self._waiting: list[Client] = []
+        self._started = self._engine_started = time.monotonic()
+        self._oom_before = procfs.oom_kills()
+        self._stop_requests = 0
+
+    def _path(self, name: str) -> str:
+        return os.path.join(self.folder, name)
+
+    def _make_log(self) -> EngineLog:
+        try:
+            secrets = engines.read_secrets(self.spec.get("secret_files") or {})
+        except engines.StartError:
+            secrets = {}  # the start itself says so
+        return EngineLog(
+            self._path("engine.log"),
+            max_bytes=int(self.options.get("log_max_bytes", 256 << 20)),
+            keep=int(self.options.get("log_keep", 3)),
+            secrets=[v.encode() for v in secrets.values()],
+            tee=1 if self.options.get("tee") else None,
+        )
+
+    # life
+
+    def serve(self) -> int:
+        """Runs to the end of the run; returns the exit status: 0 stopped, 5 failed."""
+        self.event("supervisor-started", {"pid": os.getpid(), "version": VERSION})
+        self.loop.start("keep", self.keeper.task())
+        self._begin()
+        self.loop.run()
+        self.control.close()
+        self.events.flush()
+        return 5 if self.state == "failed" else 0
+
+    def event(self, kind: str, data: Mapping[str, Any]) -> None:
+        self.control.broadcast(self.events.write(kind, data))
+        self.children.hook(self.options.get("on_event"), kind, data)
+
+    def enter(self, state: str, reason: str | None = None) -> None:
+        self.state, self.reason = state, reason
+        self.save()
+
+    def save(self) -> None:
+        write_json(self._path("supervisor.json"), self.status())
+
+    def status(self) -> dict[str, Any]:
+        me, engine = procfs.process(os.getpid()), self.engine
+        boot = procfs.boot_id()
+        return {
+            "version": VERSION,
+            "run": self.run_id,
+            "state": self.state,
+            "reason": self.reason,
+            "supervisor": {"pid": os.getpid(), "start_ticks": me.start_ticks if me else 0, "boot_id": boot},
+            "engine": {"pid": engine.pid, "start_ticks": engine.start_ticks, "boot_id": boot} if engine else None,
+            "cgroup": engine.claim.cgroup if engine else None,
+            "runtime": self.runtime,
+            "socket": self.control.path,
+            "port": int(self.spec.get("port") or 0),
+            "ready_seconds": self.ready_seconds,
+            "seconds": round(time.monotonic() - self._started, 3),
+            "restarts": self.restarts,
+            "health": self.health.last,
+            "log": {"path": self.log.path, "bytes": self.log.bytes, "lost_bytes": self.log.lost, "problem": self.log.problem},
+            "events_bytes": self.events.bytes,
+            "exit": self.exit,
+        }
+
+    # start
+
+    def _begin(self) -> None:
+        adopted = self.request.get("adopt")
+        try:
+            engine = self._adopt(adopted) if adopted else self._start()
+        except engines.StartError as e:
+            self._cannot_start(e)
+            return
+        self.engine, self.exit, self.ready_seconds = engine, None, None
+        self._engine_started = time.monotonic()
+        self._oom_before = procfs.oom_kills()
+        self._watch_engine(engine)
+        self._record(engine)
+        self.enter("starting")
+        self.event("engine-adopted" if adopted else "engine-started", {"pid": engine.pid, "log_offset": self.log.bytes})
+        self.loop.start("health", self.health.task())
+
+    def _start(self) -> engines.Engine:
+        port = int(self.spec.get("port") or 0)
+        holders = procfs.holders(procfs.listening_inodes(port), [p.pid for p in procfs.processes()]) if port else []
+        if port and procfs.listening_inodes(port):
+            who = "; ".join(f"pid {pid}: {procfs.command(pid)}" for pid in holders) or "a process that cannot be seen from here"
+            raise engines.StartError("port-in-use", f"port {port} is held by {who}")
+        keep = self.options.get("on_supervisor_death") == "keep"
+        return engines.start(self.spec, run=self.run_id, runtime=self.runtime, keep_on_our_death=keep)
+
+    def _adopt(self, ref: Mapping[str, Any]) -> engines.Engine:
+        pid, ticks = int(ref["pid"]), int(ref["start_ticks"])
+        if procfs.same(pid, ticks) is None:
+            raise engines.StartError("engine-gone", f"pid {pid} is not the engine any more")
+        return engines.Engine(pid, ticks, Claim(self.run_id, pid, ticks, ref.get("cgroup")), None, {})
+
+    def _cannot_start(self, error: engines.StartError) -> None:
+        self.exit = {"returncode": None, "signal": None, "reason": error.code, "message": str(error), "time": time.time(), "ready": False}
+        self.enter("failed", error.code)
+        self.event("failed", {"reason": error.code, "message": str(error)})
+        self._finish("failed", error.code, Claim(self.run_id), killed=False)
+
+    def _watch_engine(self, engine: engines.Engine) -> None:
+        if engine.output is not None:
+            self.loop.selector.register(engine.output, selectors.EVENT_READ, lambda events: self._read_output())
+        self.keeper.watch(engine.pid)
+
+    def _record(self, engine: engines.Engine) -> None:
+        record = {
+            "argv": visible_arguments(self.spec["argv"]),
+            "env": visible_environment(engine.environment, list(self.spec.get("secret_files") or {})),
+            "pid": engine.pid,
+            "start_ticks": engine.start_ticks,
+            "cgroup": engine.claim.cgroup,
+            "time": time.time(),
+        }
+        write_json(self._path("engine.json"), record)
+
+    # output
+
+    def _read_output(self, *, final: bool = False) -> None:
+        if self.engine is None or self.engine.output is None:
+            return
+        output, turns = self.engine.output, 256 if final else 8
+        for _ in range(turns):
+            try:
+                data = os.read(output, 1 << 18)
+            except BlockingIOError:
+                break
+            if not data:
+                self._close_output()
+                break
+            lost = self.log.lost
+            if self.log.write(data):
+                self.event("log-rotated", {"path": self.log.path})
+            if self.log.lost and not lost:
+                self.event("log-lost", {"problem": self.log.problem})
+        if final:
+            self.log.write(b"", final=True)
+
+    def _close_output(self) -> None:
+        if self.engine is not None and self.engine.output is not None:
+            self.loop.selector.unregister(self.engine.output)
+            os.close(self.engine.output)
+            self.engine = self.engine._replace(output=None)
+
+    # death
+
+    def _turn(self) -> None:
+        for pid, status in self.children.reap():
+            if self.engine is None or pid != self.engine.pid:
+                continue
+            if os.WIFSTOPPED(status) or os.WIFCONTINUED(status):
+                self.event("paused" if os.WIFSTOPPED(status) else "continued", {"pid": pid})
+            else:
+                self.engine_exited(-os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status))
+        self.health.expire(time.monotonic())
+
+    def note_ready(self) -> None:
+        self.ready_seconds = round(time.monotonic() - self._engine_started, 3)
+        self.enter("ready")
+        self.event("ready", {"seconds": self.ready_seconds, "port": self.spec.get("port")})
+
+    def engine_exited(self, returncode: int | None) -> None:
+        """The engine's main process is gone (None: adopted, so that its status is not ours to know)."""
+        assert self.engine is not None
+        self._read_output(final=True)
+        self.health.cancel()
+        self.loop.cancel("health")
+        self._note_exit(returncode)
+        self.loop.hurry()
+        if self.state == "stopping":
+            self.event("engine-exited", self.exit or {})
+            return
+        self.event("died", self.exit or {})
+        self._after_death()
+
+    def _note_exit(self, returncode: int | None) -> None:
+        assert self.engine is not None
+        number = -returncode if returncode is not None and returncode < 0 else None
+        struck = procfs.oom_kills() - self._oom_before
+        self.exit = {
+            "returncode": returncode,
+            "signal": signal.Signals(number).name if number in set(signal.Signals) else number,
+            "oom_killed": bool(number == signal.SIGKILL and struck > 0 and self.state != "stopping"),
+            "time": time.time(),
+            "seconds": round(time.monotonic() - self._engine_started, 3),
+            "ready": self.ready_seconds is not None,
+            "pid": self.engine.pid,
+            "log_bytes": self.log.bytes,
+            "reason": "stopped" if self.state == "stopping" else "engine-killed" if number else "engine-exited",
+        }
+        write_json(self._path("exit.json"), self.exit)
+
+    def _after_death(self) -> None:
+        delay = self.policy.delay(time.monotonic(), was_ready=self.ready_seconds is not None)
+        reason = "crash-loop" if self.policy.crash_loop else (self.exit or {}).get("reason")
+        if delay is None:
+            self.enter("failed", reason)
+            self.event("failed", {"reason": reason})
+            self.loop.start("end", self._end_after_death())
+        else:
+            self.enter("restarting", reason)
+            self.event("restarting", {"delay_seconds": delay, "restart": self.restarts + 1})
+            self.loop.start("end", self._restart_after_death(delay))
+
+    def _end_after_death(self) -> Task:
+        claim = self._claim()
+        yield from self._clear(claim, patience=0.5)
+        self._finish("failed", self.reason, claim)
+
+    def _restart_after_death(self, delay: float) -> Task:
+        claim = self._claim()
+        yield from self._clear(claim, patience=0.5)
+        until = time.monotonic() + delay
+        while time.monotonic() < until:
+            yield until - time.monotonic()
+        allowed = yield from self.children.ask(self.options.get("before_restart"), self.exit or {})
+        if not allowed:
+            self.event("failed", {"reason": "restart-refused"})
+            self._finish("failed", "restart-refused", claim)
+            return
+        self._start_again(claim)
+
+    def _start_again(self, claim: Claim) -> None:
+        self._prove(claim)
+        self.restarts += 1
+        self._begin()
+        if self.engine is not None:
+            self.event("restarted", {"restarts": self.restarts, "pid": self.engine.pid})
+
+    # stop
+
+    def stop(self, *, grace: float | None = None, again: bool = False) -> None:
+        """Graceful; a second call kills. again: start anew afterwards."""
+        self._stop_requests += 1
+        if self.state in ("stopped", "failed"):
+            return
+        seconds = float(self.spec.get("stop_grace_seconds") or 15.0) if grace is None else grace
+        if self.state == "stopping":
+            seconds = 0.0
+        self.enter("stopping")
+        self.event("stopping", {"grace_seconds": seconds, "request": self._stop_requests})
+        self.loop.cancel("health")
+        self.health.cancel()
+        self.loop.start("end", self._stop(seconds, again))
+
+    def _stop(self, grace: float, again: bool) -> Task:
+        claim, engine = self._claim(), self.engine
+        found = members(claim)
+        if engine is not None and procfs.same(engine.pid, engine.start_ticks) and grace > 0:
+            send([engine.pid], engines.signal_number(self.spec))
+            wake(found)
+            until = time.monotonic() + grace
+            while procfs.same(engine.pid, engine.start_ticks) and time.monotonic() < until:
+                yield 0.05
+            if procfs.same(engine.pid, engine.start_ticks):
+                self.event("grace-over", {"grace_seconds": grace})
+        yield from self._clear(claim, patience=3.0 if grace > 0 else 0.0)
+        if again:
+            self._start_again(claim)
+        else:
+            self._finish("stopped", "stopped", claim)
+
+    def _claim(self) -> Claim:
+        return self.engine.claim if self.engine else Claim(self.run_id)
+
+    def _clear(self, claim: Claim, *, patience: float) -> Task:
+        """Others may leave by themselves for `patience` seconds; then they are killed. Output is read to its end."""
+        until = time.monotonic() + patience
+        while members(claim) and time.monotonic() < until:
+            yield 0.05
+        self.keeper.look()
+        yield from sweep(claim)
+        until = time.monotonic() + 1.0
+        while self.engine is not None and self.exit is None and time.monotonic() < until:
+            yield 0.01  # its status arrives with the next turn
+        self._read_output(final=True)
+        self._close_output()
+
+    def _prove(self, claim: Claim, *, killed: bool = True) -> dict[str, Any]:
+        port = int(self.spec.get("port") or 0) if killed else 0
+        found = proof(claim, port=port, shm=self.keeper.shared_memory, gpu_before=self.keeper.gpu, runtime=None)
+        self.exit = {**(self.exit or {"reason": "stopped", "time": time.time()}), "proof": found}
+        write_json(self._path("exit.json"), self.exit)
+        return found
+
+    def _finish(self, state: str, reason: str | None, claim: Claim, *, killed: bool = True) -> None:
+        found = self._prove(claim, killed=killed)
+        remove_cgroup(claim.cgroup)
+        self.engine = None
+        self.enter(state, reason)
+        self.event("ended", {"state": state, "reason": reason, "clean": found["clean"], "proof": found})
+        self.control.stop_listening()
+        for client in self._waiting:
+            client.reply({"ok": True, **self.status()})
+        self.keeper.remove_runtime()
+        self.loop.stop()
+
+    # requests
+
+    def _signalled(self, number: int) -> None:
+        if number in (signal.SIGTERM, signal.SIGINT):
+            self.stop()
+
+    def _answer(self, client: Client, request: dict[str, Any]) -> None:
+        op = request.get("op")
+        if op == "status":
+            client.reply({"ok": True, **self.status()})
+        elif op == "events":
+            self._stream(client, int(request.get("from_byte") or 0))
+        elif op in ("stop", "restart"):
+            self._waiting += [client] if request.get("wait", True) and op == "stop" else []
+            self.stop(grace=request.get("grace_seconds"), again=op == "restart")
+            if client not in self._waiting:
+                client.reply({"ok": True, **self.status()})
+        elif op == "signal":
+            self._pass_signal(client, str(request.get("signal")))
+        else:
+            client.reply({"ok": False, "error": f"unknown request: {op}"})
+
+    def _stream(self, client: Client, start: int) -> None:
+        try:
+            with open(self.events.path, "rb") as file:
+                file.seek(start)
+                client.send(file.read())
+        except OSError:
+            pass  # what comes from now on is still sent
+        client.wants_events = True
+
+    def _pass_signal(self, client: Client, name: str) -> None:
+        number = getattr(signal, name, None)
+        if self.engine is None or not isinstance(number, signal.Signals):
+            client.reply({"ok": False, "error": f"no engine, or no signal {name}"})
+            return
+        send([self.engine.pid], number)
+        client.reply({"ok": True})
