@@ -8,6 +8,7 @@ from firstlight.core.errors import HostError
 from firstlight.core.findings import Finding, Severity
 from firstlight.core.machine import EngineInstall
 from firstlight.core.ports import EngineAdapter, Host
+from firstlight.probe.sshscript import UNREACHABLE
 
 START_LIMIT = 20.0
 DISCOVERY_LIMIT = 60.0
@@ -61,7 +62,7 @@ def _on_path(host: Host) -> list[str]:
     try:
         text = host.run(["sh", "-c", script, "sh", "python3", *BINARIES], timeout=START_LIMIT).text
     except HostError as e:
-        if e.code == "host-unreachable":
+        if e.code in UNREACHABLE:
             raise
         return []
     return [line for line in text.splitlines() if line.startswith("/")]
@@ -93,10 +94,10 @@ def _discover(host: Host, adapter: EngineAdapter, executable: str) -> EngineInst
     try:
         done = host.run(argv, timeout=DISCOVERY_LIMIT)
     except HostError as e:
-        if e.code == "host-unreachable":
+        if e.code in UNREACHABLE:
             raise
         return None
-    return adapter.read_install(executable, done.text)
+    return adapter.read_install(executable, done.text + done.stderr.decode("utf-8", "replace"))
 
 
 def _does_not_start(host: Host, python: str) -> Finding | None:
@@ -104,7 +105,7 @@ def _does_not_start(host: Host, python: str) -> Finding | None:
     try:
         done = host.run([python, "-c", "print('ready')"], timeout=START_LIMIT)
     except HostError as e:
-        if e.code == "host-unreachable":
+        if e.code in UNREACHABLE:
             raise
         return _broken(python, [e.message, *e.evidence])
     if done.ok and done.text.strip() == "ready":

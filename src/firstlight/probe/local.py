@@ -71,10 +71,10 @@ class LocalHost:
         try:
             out, err = process.communicate(stdin, timeout=timeout)
         except subprocess.TimeoutExpired:
-            _kill_group(process)
+            kill_group(process)
             raise command_timeout(shlex.join(argv), timeout) from None
         except BaseException:
-            _kill_group(process)
+            kill_group(process)
             raise
         return Completed(returncode=process.returncode, stdout=out, stderr=err)
 
@@ -182,7 +182,8 @@ class LocalHost:
         return dict(os.environ)
 
 
-def _kill_group(process: subprocess.Popen[bytes]) -> None:
+def kill_group(process: subprocess.Popen[bytes]) -> None:
+    """Kills a process that leads its own group, closes our ends of its pipes and reaps it."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
     process.kill()

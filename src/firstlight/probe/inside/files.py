@@ -1,0 +1,150 @@
+"""Runs on the target: one file or process operation. A JSON request line on stdin, then bytes; a JSON answer line, then bytes."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+import stat as modes
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable
+from typing import Any
+
+source, sink = sys.stdin.buffer, sys.stdout.buffer
+
+
+def info(path: str) -> dict[str, Any] | None:
+    try:
+        found = os.stat(path)
+        is_file, is_folder = modes.S_ISREG(found.st_mode), modes.S_ISDIR(found.st_mode)
+        kind = "file" if is_file else "directory" if is_folder else "other"
+    except (FileNotFoundError, NotADirectoryError):
+        try:
+            found, kind = os.lstat(path), "link"
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+    return {"path": path, "size": found.st_size, "kind": kind, "modified": found.st_mtime}
+
+
+def listing(path: str) -> list[dict[str, Any]]:
+    found = (info(os.path.join(path, name)) for name in sorted(os.listdir(path)))
+    return [i for i in found if i is not None]
+
+
+def write(path: str, mode: int) -> None:
+    data = source.read()
+    folder, name = os.path.split(os.path.abspath(path))
+    os.makedirs(folder, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(prefix="." + name[:100] + ".", dir=folder)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+            os.fchmod(file.fileno(), mode)
+        os.replace(temporary, path)
+    except BaseException:
+        os.unlink(temporary)
+        raise
+
+
+def symlink(target: str, path: str) -> None:
+    os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
+    os.symlink(target, path)
+
+
+def remove(path: str) -> None:
+    try:
+        if os.path.isdir(path) and not os.path.islink(path):
+            shutil.rmtree(path)
+        else:
+            os.unlink(path)
+    except FileNotFoundError:
+        pass
+
+
+def spawn(argv: list[str], log: str, env: dict[str, str], cwd: str | None) -> int:
+    os.makedirs(os.path.dirname(os.path.abspath(log)), exist_ok=True)
+    output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    full = dict(os.environ, **env)
+    process = subprocess.Popen(
+        argv, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=full, cwd=cwd, start_new_session=True, close_fds=True
+    )
+    return process.pid
+
+
+def connected(path: str) -> socket.socket:
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    if len(os.fsencode(path)) <= 107:
+        connection.connect(path)
+    else:
+        folder = os.open(os.path.dirname(path), os.O_PATH | os.O_DIRECTORY)
+        connection.connect(f"/proc/self/fd/{folder}/{os.path.basename(path)}")
+        os.close(folder)
+    return connection
+
+
+def pump(connection: socket.socket) -> None:
+    def outwards() -> None:
+        while True:
+            data = os.read(0, 65536)
+            if not data:
+                break
+            connection.sendall(data)
+        connection.shutdown(socket.SHUT_WR)
+
+    threading.Thread(target=outwards, daemon=True).start()
+    while True:
+        data = connection.recv(65536)
+        if not data:
+            return
+        sink.write(data)
+        sink.flush()
+
+
+def answer(value: dict[str, Any]) -> None:
+    sink.write(json.dumps(value).encode() + b"\n")
+    sink.flush()
+
+
+ACTIONS: dict[str, Callable[..., Any]] = {
+    "stat": info,
+    "list": listing,
+    "write": write,
+    "mkdir": lambda path, mode: os.makedirs(path, mode=mode, exist_ok=True),
+    "symlink": symlink,
+    "rename": os.replace,
+    "remove": remove,
+    "spawn": spawn,
+}
+
+
+def read_line() -> bytes:
+    """Byte by byte from the descriptor where a stream follows that `pump` reads itself."""
+    line = b""
+    while not line.endswith(b"\n"):
+        byte = os.read(0, 1)
+        if not byte:
+            break
+        line += byte
+    return line
+
+
+def main() -> None:
+    request = json.loads(read_line().decode())
+    action, arguments = request["action"], request["arguments"]
+    try:
+        if action == "connect":
+            connection = connected(*arguments)
+            answer({"value": None})
+            pump(connection)
+        else:
+            answer({"value": ACTIONS[action](*arguments)})
+    except OSError as e:
+        answer({"errno": e.errno, "text": str(e), "missing": getattr(e, "filename", None)})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,325 @@
+"""Another machine behind the Host port, through the user's own `ssh`. Probing needs POSIX sh there; the rest Python 3."""
+
+import json
+import os
+import re
+import secrets
+import shlex
+import subprocess
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from importlib import resources
+from typing import Any, BinaryIO
+
+import msgspec
+
+from firstlight.core.errors import HostError, UsageError
+from firstlight.core.ids import digest
+from firstlight.core.ports import Completed, FileInfo
+from firstlight.probe.local import kill_group
+from firstlight.probe.problems import command_not_found, command_timeout, host_error
+from firstlight.probe.sshscript import (
+    NO_FOLDER,
+    NOT_EXECUTABLE,
+    UNREACHABLE,
+    Answer,
+    command_script,
+    entry,
+    read_answer,
+    refusal,
+    returncode,
+)
+
+CONNECT_SECONDS = 10
+_ADDRESS = re.compile(r"ssh://(?:(?P<user>[^@/:\s]+)@)?(?P<host>\[[0-9a-fA-F:.%\w]+\]|[^@/:\s\[\]-][^@/:\s\[\]]*)(?::(?P<port>\d+))?/?")
+
+
+class SshHost:
+    """`ssh://[user@]host[:port]`. Everything else (keys, jumps, aliases) is the user's ssh configuration; nothing asks for a password.
+
+    One connection is shared by all commands (the user's ControlPath if one is set, else ours, kept for two minutes).
+    FIRSTLIGHT_SSH_CONFIG names another configuration file (`ssh -F`). A process that `spawn` started survives a lost connection.
+    """
+
+    is_local = False
+
+    def __init__(self, name: str, *, config: str | None = None) -> None:
+        match = _ADDRESS.fullmatch(name)
+        if match is None:
+            raise UsageError("unknown-host", f"{name} is not an ssh address", hint="write `ssh://[user@]host[:port]`")
+        self.name = name
+        self._target = match["host"].strip("[]")
+        self._config = config or os.environ.get("FIRSTLIGHT_SSH_CONFIG")
+        self._flags = [*(["-l", match["user"]] if match["user"] else []), *(["-p", match["port"]] if match["port"] else [])]
+        self._python: str | None = None
+
+    def run(
+        self,
+        argv: Sequence[str],
+        *,
+        stdin: bytes | None = None,
+        timeout: float = 30.0,
+        env: Mapping[str, str] | None = None,
+        cwd: str | None = None,
+    ) -> Completed:
+        token = secrets.token_hex(12)
+        script = command_script(argv, token=token, env=env, cwd=cwd, timeout=timeout)
+        began = time.monotonic()
+        process = self._ssh(script)
+        try:
+            out, err = process.communicate(script + (stdin or b""), timeout=timeout + CONNECT_SECONDS + 5)
+        except subprocess.TimeoutExpired:
+            kill_group(process)
+            raise command_timeout(shlex.join(argv), timeout, host=self.name) from None
+        except BaseException:
+            kill_group(process)
+            raise
+        answer = read_answer(err, token)
+        self._check(answer, argv, cwd)
+        status = returncode(answer.status or 0)
+        if status == -9 and time.monotonic() - began >= timeout:
+            raise command_timeout(shlex.join(argv), timeout, host=self.name)
+        return Completed(returncode=status, stdout=out, stderr=answer.stderr)
+
+    def _check(self, answer: Answer, argv: Sequence[str], cwd: str | None) -> None:
+        if not answer.started:
+            raise self._refused(answer.banner)
+        if answer.problem == NO_FOLDER:
+            raise host_error(2, "start in", cwd or "", host=self.name)
+        if answer.problem == NOT_EXECUTABLE:
+            raise host_error(13, "start", argv[0], host=self.name)
+        if answer.problem is not None:
+            raise command_not_found(argv[0], host=self.name)
+        if answer.status is None:
+            raise self._lost(answer.stderr)
+
+    def _refused(self, stderr: bytes) -> HostError:
+        code, message, hint = refusal(stderr, self._target)
+        return HostError(code, message, evidence=_tail(stderr), hint=hint)
+
+    def _lost(self, stderr: bytes) -> HostError:
+        return HostError("host-unreachable", f"{self._target}: the connection was lost while a command ran", evidence=_tail(stderr))
+
+    def _ssh(self, script: bytes) -> subprocess.Popen[bytes]:
+        argv = ["ssh", *self._options, *self._flags, "--", self._target, entry(script)]
+        try:
+            return subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True)
+        except OSError:
+            raise HostError(
+                "command-not-found", "the command ssh was not found on this machine", hint="install an OpenSSH client"
+            ) from None
+
+    @cached_property
+    def _options(self) -> list[str]:
+        own = ["-F", self._config] if self._config else []
+        settings = {
+            "BatchMode": "yes",
+            "ConnectTimeout": str(CONNECT_SECONDS),
+            "ServerAliveInterval": "5",
+            "ServerAliveCountMax": "3",
+            "ForwardX11": "no",
+            "ForwardAgent": "no",
+            "RequestTTY": "no",
+            "LogLevel": "ERROR",
+        }
+        if not self._user_shares(own):
+            settings |= {"ControlMaster": "auto", "ControlPersist": "120", "ControlPath": f"{_control_folder()}/%C{self._mark()}"}
+        return [*own, *(f"-o{key}={value}" for key, value in settings.items())]
+
+    def _mark(self) -> str:
+        """Another configuration file is another way in: it shares no connection with the usual one."""
+        return f"-{digest(self._config, length=6)}" if self._config else ""
+
+    def _user_shares(self, own: list[str]) -> bool:
+        """Whether the user's configuration shares connections to this host already."""
+        asked = subprocess.run(
+            ["ssh", *own, "-G", *self._flags, "--", self._target], stdin=subprocess.DEVNULL, capture_output=True, check=False
+        )
+        found = dict(line.split(" ", 1) for line in asked.stdout.decode("utf-8", "replace").splitlines() if " " in line)
+        return found.get("controlpath", "none") != "none" and found.get("controlmaster", "false") in ("auto", "autoask", "yes", "ask")
+
+    def read(self, path: str, offset: int = 0, limit: int | None = None) -> bytes:
+        """POSIX tools only, so that probing reads files where there is no Python."""
+        script = 'p=$1; [ -d "$p" ] && exit 21; [ -e "$p" ] || exit 2; [ -r "$p" ] || exit 13; exec <"$p"; '
+        script += f"tail -c +{offset + 1} <&0" if offset else "cat"
+        script += f" | head -c {limit}" if limit is not None else ""
+        done = self._again(["sh", "-c", script, "sh", path])
+        if done.returncode in (2, 13, 21):
+            raise host_error(done.returncode, "read", path, host=self.name)
+        return done.stdout
+
+    def _again(self, argv: Sequence[str]) -> Completed:
+        """Reading is repeated once when the shared connection broke under it."""
+        try:
+            return self.run(argv, timeout=120)
+        except HostError as e:
+            if e.code not in UNREACHABLE:
+                raise
+            return self.run(argv, timeout=120)
+
+    def write(self, path: str, data: bytes, mode: int = 0o644) -> None:
+        self._do("write", path, mode, at=path, data=data)
+
+    def stat(self, path: str) -> FileInfo | None:
+        found = self._do("stat", path, at=path) if self._has_python() else self._plain_stat(path)
+        return None if found is None else msgspec.convert(found, FileInfo)
+
+    def _plain_stat(self, path: str) -> dict[str, Any] | None:
+        done = self.run(["stat", "-L", "-c", "%s %f %Y", "--", path])
+        fields = done.text.split()
+        if not done.ok or len(fields) != 3:
+            return None
+        kind = {0o100000: "file", 0o040000: "directory"}.get(int(fields[1], 16) & 0o170000, "other")
+        return {"path": path, "size": int(fields[0]), "kind": kind, "modified": float(fields[2])}
+
+    def list(self, path: str) -> list[FileInfo]:
+        return _infos(self._do("list", path, at=path))
+
+    def mkdir(self, path: str, mode: int = 0o755) -> None:
+        self._do("mkdir", path, mode, at=path)
+
+    def symlink(self, target: str, path: str) -> None:
+        self._do("symlink", target, path, at=path)
+
+    def rename(self, old: str, new: str) -> None:
+        self._do("rename", old, new, at=old)
+
+    def remove(self, path: str) -> None:
+        self._do("remove", path, at=path)
+
+    def spawn(self, argv: Sequence[str], *, log: str, env: Mapping[str, str] | None = None, cwd: str | None = None) -> int:
+        pid: int = self._do("spawn", list(argv), log, dict(env or {}), cwd, at=argv[0])
+        return pid
+
+    def environ(self) -> Mapping[str, str]:
+        raw = self._again(["cat", "/proc/self/environ"]).stdout.decode("utf-8", "surrogateescape")
+        return dict(entry.split("=", 1) for entry in raw.split("\0") if "=" in entry)
+
+    def connect(self, socket_path: str) -> "SshChannel":
+        """A Unix socket on the target, relayed by a small Python script over the shared connection."""
+        token = secrets.token_hex(12)
+        script = command_script(self._helper(), token=token)
+        process = self._ssh(script)
+        assert process.stdin is not None
+        assert process.stdout is not None
+        try:
+            process.stdin.write(script + _request("connect", socket_path))
+            process.stdin.flush()
+            line = process.stdout.readline()
+        except OSError:
+            line = b""
+        if not line:
+            _, err = process.communicate(timeout=CONNECT_SECONDS)
+            answer = read_answer(err, token)
+            raise self._refused(answer.banner) if not answer.started else self._lost(answer.stderr)
+        channel = SshChannel(process, socket_path, self.name)
+        try:
+            _value(line, "connect to", socket_path, self.name)
+        except BaseException:
+            channel.close()
+            raise
+        return channel
+
+    def _has_python(self) -> bool:
+        if self._python is None:
+            done = self._again(["sh", "-c", "command -v python3; true"])
+            self._python = done.text.strip()
+        return bool(self._python)
+
+    def _helper(self) -> Sequence[str]:
+        if not self._has_python():
+            raise HostError(
+                "python-missing",
+                f"{self._target} has no python3",
+                evidence=("command -v python3: nothing",),
+                hint="install Python 3 there; without it only `probe`, `inspect` of local files and `plan` work",
+            )
+        source = resources.files(f"{__package__}.inside").joinpath("files.py").read_text("utf-8")
+        return ["python3", "-X", "utf8", "-S", "-c", source]
+
+    def _do(self, action: str, *arguments: Any, at: str, data: bytes = b"") -> Any:
+        done = self.run(self._helper(), stdin=_request(action, *arguments) + data, timeout=120)
+        if not done.ok or not done.stdout:
+            raise HostError("host-io-failed", f"cannot {action} {at} on {self.name}", evidence=_tail(done.stderr))
+        return _value(done.stdout.partition(b"\n")[0], _VERBS.get(action, action), at, self.name)
+
+
+def _infos(rows: Any) -> list[FileInfo]:
+    return msgspec.convert(rows, list[FileInfo])
+
+
+_VERBS = {"stat": "look at", "mkdir": "make the folder", "symlink": "link", "spawn": "start"}
+
+
+def _request(action: str, *arguments: Any) -> bytes:
+    return json.dumps({"action": action, "arguments": arguments}).encode() + b"\n"
+
+
+def _value(line: bytes, verb: str, at: str, host: str) -> Any:
+    answer = json.loads(line)
+    if "errno" not in answer:
+        return answer["value"]
+    if verb == "start" and answer["errno"] == 2 and answer.get("missing") in (at, None):
+        raise command_not_found(at, host=host)
+    where = answer.get("missing") or at if verb == "start" else at
+    raise host_error(answer["errno"], verb, where, host=host, detail=answer["text"])
+
+
+def _tail(stderr: bytes) -> tuple[str, ...]:
+    return tuple(line for line in stderr.decode("utf-8", "replace").splitlines() if line.strip())[-4:]
+
+
+def _control_folder() -> str:
+    """Short (a socket's path has 107 bytes), private, the same for every firstlight process of this user."""
+    runtime = os.environ.get("XDG_RUNTIME_DIR", "")
+    base = runtime if 0 < len(runtime) < 40 and os.access(runtime, os.W_OK) else tempfile.gettempdir()
+    folder = os.path.join(base, f"firstlight-ssh-{os.getuid()}")
+    os.makedirs(folder, mode=0o700, exist_ok=True)
+    found = os.stat(folder)
+    if found.st_uid != os.getuid() or found.st_mode & 0o077:
+        raise HostError("permission-denied", f"{folder} belongs to somebody else or is open to others", hint=f"remove {folder}")
+    return folder
+
+
+class SshChannel:
+    """A relayed Unix socket. `receive` returns b"" at its end and raises `host-unreachable` when the connection was lost."""
+
+    def __init__(self, process: subprocess.Popen[bytes], path: str, host: str) -> None:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        self._process, self._path, self._host = process, path, host
+        self._in: BinaryIO = process.stdin  # type: ignore[assignment]
+        self._out: BinaryIO = process.stdout  # type: ignore[assignment]
+
+    def send(self, data: bytes) -> None:
+        try:
+            self._in.write(data)
+            self._in.flush()
+        except OSError as e:
+            raise host_error(e.errno, "write to", self._path, host=self._host) from None
+
+    def receive(self, limit: int = 65536) -> bytes:
+        data = os.read(self._out.fileno(), limit)
+        if not data and self._ended() == 255:
+            raise HostError("host-unreachable", f"{self._host}: the connection was lost", evidence=(f"socket: {self._path}",))
+        return data
+
+    def _ended(self) -> int | None:
+        try:
+            return self._process.wait(timeout=5)
+        except subprocess.TimeoutExpired:
+            return None
+
+    def close(self) -> None:
+        for pipe in (self._in, self._out, self._process.stderr):
+            if pipe is not None:
+                try:
+                    pipe.close()
+                except OSError:
+                    continue
+        try:
+            self._process.wait(timeout=2)
+        except subprocess.TimeoutExpired:
+            kill_group(self._process)

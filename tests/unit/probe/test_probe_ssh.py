@@ -1,0 +1,173 @@
+"""What only another host can do: refuse, vanish, keep working without us."""
+
+import os
+import shutil
+import socket
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from firstlight.core.errors import HostError
+from firstlight.probe.machine import probe_machine
+from firstlight.probe.ssh import SshHost
+
+
+def failure(address: str, config: str) -> HostError:
+    with pytest.raises(HostError) as error:
+        SshHost(address, config=config).run(["true"])
+    return error.value
+
+
+def test_refusals_are_told_apart(sshd: Any) -> None:
+    port = free_port()
+    found = [
+        failure(f"ssh://127.0.0.1:{port}", sshd.config),
+        failure("ssh://nowhere.invalid", sshd.config),
+        failure("ssh://spark", sshd.client_config("wrong-key", key="other_key")),
+        failure("ssh://spark", sshd.client_config("no-known-host", key="user_key", known="nothing")),
+        failure("ssh://no-such-user@spark", sshd.config),
+    ]
+    assert [e.code for e in found] == [
+        "host-unreachable",
+        "host-unreachable",
+        "host-login-refused",
+        "host-key-unknown",
+        "host-login-refused",
+    ]
+    assert [e.message for e in found[:2]] == [
+        "127.0.0.1: nothing accepts ssh connections there",
+        "nowhere.invalid: the host's name cannot be resolved",
+    ]
+    assert all(e.hint and "ssh " in e.hint for e in found)
+
+
+def test_a_host_that_never_answers_is_unreachable(sshd: Any) -> None:
+    silent = socket.socket()
+    silent.bind(("127.0.0.1", 0))
+    silent.listen(0)
+    try:
+        config = sshd.client_config("short", key="user_key", extra="  ConnectTimeout 1\n")
+        host = SshHost(f"ssh://127.0.0.1:{silent.getsockname()[1]}", config=config)
+        host._options = [o if not o.startswith("-oConnectTimeout") else "-oConnectTimeout=1" for o in host._options]
+        began = time.monotonic()
+        with pytest.raises(HostError) as error:
+            host.run(["true"])
+        assert error.value.code == "host-unreachable"
+        assert time.monotonic() - began < 10
+    finally:
+        silent.close()
+
+
+def free_port() -> int:
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        port: int = s.getsockname()[1]
+        return port
+
+
+def test_without_an_ssh_client(sshd: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    host = SshHost("ssh://spark", config=sshd.config)
+    assert host.run(["true"]).ok
+    monkeypatch.setenv("PATH", "/nonexistent")
+    with pytest.raises(HostError) as error:
+        host.run(["true"])
+    assert (error.value.code, "ssh" in error.value.message) == ("command-not-found", True)
+
+
+def test_a_cut_connection_is_told_and_the_next_command_works(sshd: Any, tmp_path: Path) -> None:
+    host = SshHost("ssh://spark", config=sshd.config)
+    mark = tmp_path / "started"
+    timer = threading.Thread(target=lambda: (wait_for(mark.exists), sshd.cut()))
+    timer.start()
+    with pytest.raises(HostError) as error:
+        host.run(["sh", "-c", f"touch '{mark}'; sleep 20"], timeout=30)
+    timer.join()
+    assert error.value.code == "host-unreachable"
+    assert "lost" in error.value.message
+    assert host.run(["echo", "back"]).text == "back\n"
+
+
+def wait_for(condition: Any) -> None:
+    deadline = time.monotonic() + 15
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert condition()
+
+
+def test_spawned_processes_and_reading_from_a_byte_survive_cuts(sshd: Any, tmp_path: Path) -> None:
+    """A writer on the target counts on; a reader that is cut off again and again loses and repeats nothing."""
+    host = SshHost("ssh://spark", config=sshd.config)
+    log = str(tmp_path / "a log")
+    pid = host.spawn(["sh", "-c", "i=0; while [ $i -lt 60 ]; do echo line $i; i=$((i+1)); sleep 0.05; done"], log=log)
+    seen = b""
+    cuts, problems = 0, []
+    deadline = time.monotonic() + 60
+    while seen.count(b"\n") < 60 and time.monotonic() < deadline:
+        if cuts < 5:
+            cuts += sshd.cut() > 0
+        try:
+            seen += host.read(log, len(seen))
+        except HostError as e:
+            problems.append(e.code)
+    assert set(problems) <= {"host-unreachable"}
+    assert seen.decode().splitlines() == [f"line {i}" for i in range(60)]
+    assert cuts == 5
+    wait_for(lambda: not Path(f"/proc/{pid}").exists())
+
+
+def test_a_relayed_socket_tells_loss_from_end(sshd: Any, tmp_path: Path) -> None:
+    host = SshHost("ssh://spark", config=sshd.config)
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(str(tmp_path / "sock"))
+    listener.listen()
+    channel = host.connect(str(tmp_path / "sock"))
+    server, _ = listener.accept()
+    server.sendall(b"hello")
+    assert channel.receive() == b"hello"
+    sshd.cut()
+    with pytest.raises(HostError) as error:
+        channel.receive()
+    assert error.value.code == "host-unreachable"
+    channel.close()
+    server.close()
+    listener.close()
+
+
+def test_one_connection_serves_all_commands(sshd: Any) -> None:
+    log = sshd.folder / "log"
+    SshHost("ssh://spark", config=sshd.config).run(["true"])
+    before = log.read_text().count("Accepted publickey")
+    for _ in range(4):
+        SshHost("ssh://spark", config=sshd.config).run(["true"])
+    assert log.read_text().count("Accepted publickey") == before
+
+
+def test_the_users_own_sharing_is_left_alone(sshd: Any, tmp_path: Path) -> None:
+    own = sshd.client_config("shares", key="user_key", extra=f"  ControlMaster auto\n  ControlPath {tmp_path}/c\n  ControlPersist 5\n")
+    host = SshHost("ssh://spark", config=own)
+    assert host.run(["true"]).ok
+    assert os.path.exists(tmp_path / "c")
+    assert not any("ControlPath" in option for option in host._options)
+
+
+def test_probing_needs_no_python(bare_sshd: Any, tmp_path: Path) -> None:
+    host = SshHost("ssh://spark", config=bare_sshd.config)
+    raw: dict[str, str] = {}
+    machine = probe_machine(host, paths=[str(tmp_path / "not yet there")], raw=raw)
+    here = os.uname()
+    assert (machine.hostname, machine.kernel, machine.host) == (here.nodename, here.release, "ssh://spark")
+    assert machine.memory_total_bytes
+    assert machine.storage[0].total_bytes == shutil.disk_usage(tmp_path).total
+    assert (machine.python, machine.tools["python3"]) == (None, None)
+    assert "MemTotal" in raw["meminfo"]
+    (tmp_path / "there").write_bytes(b"0123")
+    assert host.read(str(tmp_path / "there"), 1, 2) == b"12"
+    found = host.stat(str(tmp_path / "there"))
+    assert found is not None
+    assert (found.size, found.kind, host.stat(str(tmp_path / "none"))) == (4, "file", None)
+    with pytest.raises(HostError) as error:
+        host.write(str(tmp_path / "new"), b"x")
+    assert error.value.code == "python-missing"
