@@ -1,0 +1,143 @@
+"""One GGUF, whole or split: its header is all there is to know."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from firstlight.core.checkpoint import ChatTemplate, Checkpoint, TensorGroup, TokenizerSpec
+from firstlight.core.findings import Finding
+from firstlight.core.ports import FileInfo, Source
+from firstlight.inspect import text
+from firstlight.inspect.config import integer, normalise
+from firstlight.inspect.fold import Fold
+from firstlight.inspect.folder import moe_spec, name_of
+from firstlight.inspect.gguf import GgufHeader, gguf_bytes, read_gguf
+from firstlight.inspect.gguf_config import file_type, gguf_config
+from firstlight.inspect.kv import attention_kind, kv_bytes_per_token, kv_cache_groups
+from firstlight.inspect.quant import gguf_quant
+from firstlight.inspect.safetensors import problem
+from firstlight.inspect.sums import bytes_by_dtype, bytes_by_role, parameters
+
+
+def inspect_gguf(source: Source, files: Sequence[FileInfo]) -> Checkpoint:
+    """Raises InputError with a `gguf-*` code when the (first) file is none."""
+    parts = [f for f in files if f.path.endswith(".gguf")] or list(files)
+    headers = [read_gguf(lambda o, n, p=f.path: source.read(p, o, n), f.size, f.path) for f in parts]  # type: ignore[misc]
+    values: dict[str, Any] = {}
+    for header in reversed(headers):
+        values |= header.values
+    config = normalise(gguf_config(values), parts[0].path)
+    findings = [*config.findings, *_extent(parts, headers), *_split(parts, headers)]
+    groups = _groups(parts, headers, integer(config.fields, "num_hidden_layers"))
+    return _checkpoint(source, parts, values, config.fields, groups, findings)
+
+
+def _checkpoint(
+    source: Source,
+    parts: Sequence[FileInfo],
+    values: Mapping[str, Any],
+    fields: dict[str, Any],
+    groups: list[TensorGroup],
+    findings: list[Finding],
+) -> Checkpoint:
+    kv = kv_cache_groups(fields)
+    sizes = bytes_by_dtype(groups)
+    return Checkpoint(
+        ref=source.ref,
+        format="gguf",
+        path=source.root,
+        revision=source.revision,
+        name=name_of(source),
+        architectures=fields.get("architectures") or [],
+        model_type=fields.get("model_type"),
+        config=fields,
+        num_hidden_layers=integer(fields, "num_hidden_layers"),
+        hidden_size=integer(fields, "hidden_size"),
+        attention=attention_kind(fields, kv),
+        max_position_embeddings=integer(fields, "max_position_embeddings"),
+        vocab_size=integer(fields, "vocab_size"),
+        moe=moe_spec(fields),
+        tensor_count=sum(g.count for g in groups),
+        shards=len(parts),
+        tensor_bytes=sum(sizes.values()),
+        file_bytes=sum(f.size for f in parts),
+        parameters=parameters(groups, fields),
+        bytes_by_dtype=sizes,
+        bytes_by_role=bytes_by_role(groups),
+        tensor_groups=groups,
+        quantization=gguf_quant(sizes.items(), file_type(values)),
+        kv_cache_groups=kv,
+        kv_bytes_per_token=kv_bytes_per_token(kv),
+        tokenizer=_tokenizer(values),
+        chat_template=_template(values),
+        license=values.get("general.license") if isinstance(values.get("general.license"), str) else None,
+        files={f.path: f.size for f in parts},
+        findings=findings,
+    )
+
+
+def _groups(parts: Sequence[FileInfo], headers: Sequence[GgufHeader], layers: int | None) -> list[TensorGroup]:
+    fold = Fold(layers)
+    for info, header in zip(parts, headers, strict=True):
+        fold.start_shard(info.path)
+        by_name = {t.name: t for t in header.tensors}
+        for key, names in fold.names_by_shape(by_name).items():
+            kinds = {(by_name[n].dtype, by_name[n].shape) for n in names}
+            for dtype, shape in kinds:
+                fold.add(key, [n for n in names if by_name[n][1:3] == (dtype, shape)], dtype, shape, gguf_bytes(dtype, shape))
+    return fold.tensor_groups()
+
+
+def _extent(parts: Sequence[FileInfo], headers: Sequence[GgufHeader]) -> list[Finding]:
+    """Tensors end where the file ends; none overlap."""
+    found = []
+    for info, header in zip(parts, headers, strict=True):
+        end = 0
+        for tensor in sorted(header.tensors, key=lambda t: t.offset):
+            size = gguf_bytes(tensor.dtype, tensor.shape)
+            if size is None:
+                found.append(problem("dtype-unknown", f"{tensor.name} in {info.path} has {tensor.dtype}"))
+                break
+            if tensor.offset < end:
+                found.append(
+                    problem(
+                        "offsets-overlap", f"tensors overlap in {info.path}", f"{tensor.name} begins at {tensor.offset:,}, before {end:,}"
+                    )
+                )
+                break
+            end = tensor.offset + size
+        else:
+            missing = header.data_start + end - info.size if header.tensors else 0
+            if missing > 0:
+                detail = f"expected: {info.size + missing:,} bytes, found: {info.size:,} ({missing:,} missing)"
+                found.append(problem("shard-truncated", f"{info.path} is shorter than its header says", detail, hint="download it again"))
+    return found
+
+
+def _split(parts: Sequence[FileInfo], headers: Sequence[GgufHeader]) -> list[Finding]:
+    """A split file says how many parts there are, and how many tensors in all of them."""
+    count = next((h.values["split.count"] for h in headers if isinstance(h.values.get("split.count"), int)), None)
+    total = next((h.values["split.tensors.count"] for h in headers if isinstance(h.values.get("split.tensors.count"), int)), None)
+    found = sum(len(h.tensors) for h in headers)
+    if count is not None and count > 1 and count != len(parts):
+        return [
+            problem(
+                "shard-missing", f"{count - len(parts)} part(s) of the split GGUF are missing", f"expected: {count}, found: {len(parts)}"
+            )
+        ]
+    if total is not None and total != found:
+        return [
+            problem("index-shard-mismatch", "the split GGUF does not hold what it says", f"expected: {total:,} tensors, found: {found:,}")
+        ]
+    return []
+
+
+def _tokenizer(values: Mapping[str, Any]) -> TokenizerSpec | None:
+    kind = values.get("tokenizer.ggml.model")
+    if kind is None:
+        return None
+    return TokenizerSpec(class_=str(kind), vocab_size=values.get("tokenizer.ggml.tokens#length"), files=[])
+
+
+def _template(values: Mapping[str, Any]) -> ChatTemplate:
+    template = values.get("tokenizer.chat_template")
+    return text.template_from(template, "gguf") if isinstance(template, str) and template else ChatTemplate(present=False)

@@ -1,0 +1,98 @@
+"""The headers of all shards of a folder, read and folded, and the index held against them."""
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from firstlight.core.checkpoint import TensorGroup
+from firstlight.core.findings import Finding, Severity
+from firstlight.core.ports import FileInfo, Source
+from firstlight.inspect.fold import Fold
+from firstlight.inspect.index import index_findings, read_index
+from firstlight.inspect.safetensors import LENGTH_BYTES, HeaderError, header_length, problem, read_header
+from firstlight.inspect.sums import group_bytes
+
+FIRST_READ = 1 << 16
+BATCH = 8 << 20  # bytes of first reads held at once
+_INDEX = "model.safetensors.index.json"
+
+
+class Weights(NamedTuple):
+    """files: weight files that are there, readable or not."""
+
+    files: list[FileInfo]
+    groups: list[TensorGroup]
+    tensors: int
+    tensor_bytes: int | None
+    findings: list[Finding]
+
+
+def read_weights(source: Source, files: Sequence[FileInfo], num_hidden_layers: int | None) -> Weights:
+    """Every .safetensors at the top of the folder (or where the index says), folded into groups."""
+    shards = [f for f in files if f.path.endswith(".safetensors") and "/" not in f.path and not f.path.startswith(("adapter_", "."))]
+    fold = Fold(num_hidden_layers)
+    findings: list[Finding] = []
+    for info, raw in _headers(source, shards, findings):
+        try:
+            findings += read_header(raw, info.path, info.size, fold)
+        except HeaderError as e:
+            findings.append(e.finding)
+            fold.shards.pop(info.path, None)
+    findings += _check_index(source, files, shards, fold)
+    groups = fold.tensor_groups()
+    count = sum(g.count for g in groups)
+    sizes = [group_bytes(g) for g in groups]
+    total = None if not groups or None in sizes else sum(s for s in sizes if s is not None)
+    return Weights(shards, groups, count, total, findings)
+
+
+def _headers(source: Source, shards: Sequence[FileInfo], findings: list[Finding]) -> Iterator[tuple[FileInfo, bytes]]:
+    """Each shard with its header's bytes: a first read that holds most headers whole, a second for the rest of the others."""
+    usable = [f for f in shards if not _unusable(f, findings)]
+    window = getattr(source, "first_read", FIRST_READ)
+    size = max(BATCH // window, 1)
+    for at in range(0, len(usable), size):
+        yield from _batch(source, usable[at : at + size], window, findings)
+
+
+def _batch(source: Source, shards: Sequence[FileInfo], window: int, findings: list[Finding]) -> Iterator[tuple[FileInfo, bytes]]:
+    firsts: list[tuple[FileInfo, bytes, int]] = []
+    for info, first in zip(shards, source.read_many([(f.path, 0, min(window, f.size)) for f in shards]), strict=True):
+        try:
+            firsts.append((info, first, LENGTH_BYTES + header_length(first, info.path, info.size)))
+        except HeaderError as e:
+            findings.append(e.finding)
+    rests = iter(source.read_many([(f.path, len(first), end - len(first)) for f, first, end in firsts if end > len(first)]))
+    for info, first, end in firsts:
+        raw = first + next(rests) if end > len(first) else first
+        if len(raw) < end:
+            found = f"expected: {end:,} bytes, found: {len(raw):,}"
+            findings.append(problem("shard-truncated", f"{info.path} ends inside its header", found, hint="download it again"))
+        else:
+            yield info, raw[LENGTH_BYTES:end]
+
+
+def _unusable(info: FileInfo, findings: list[Finding]) -> bool:
+    if info.kind == "link":
+        findings.append(problem("broken-link", f"{info.path} is a link that leads nowhere", hint="download it again"))
+    elif info.kind != "file":
+        findings.append(problem("not-a-file", f"{info.path} is not a regular file"))
+    return info.kind != "file"
+
+
+def _check_index(source: Source, files: Sequence[FileInfo], shards: Sequence[FileInfo], fold: Fold) -> list[Finding]:
+    index = next((f for f in files if f.path == _INDEX), None)
+    if index is None:
+        return _without_index(shards, fold)
+    by_file, bad = read_index(lambda offset, length: source.read(_INDEX, offset, length), index.size, _INDEX)
+    if bad is not None:
+        return [bad]
+    return index_findings(by_file, fold.shards, {f.path for f in shards}, _INDEX, lambda _: [])
+
+
+def _without_index(shards: Sequence[FileInfo], fold: Fold) -> list[Finding]:
+    if len(shards) < 2:
+        return []
+    message = f"{len(shards)} weight files and no {_INDEX}"
+    return [
+        Finding(code="index-missing", severity=Severity.WARNING, message=message, evidence=[f"{len(fold.shards)} headers could be read"])
+    ]

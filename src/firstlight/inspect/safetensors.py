@@ -1,0 +1,265 @@
+"""The safetensors header: read, checked and folded into groups, a piece at a time. Weights are never read.
+
+Layout (https://github.com/huggingface/safetensors#format): 8 bytes little-endian length N, N bytes of JSON, then the data.
+A piece of at most `PIECE` bytes is decoded (typed), folded by name pattern and dropped, so memory does not grow with the header.
+"""
+
+import re
+from collections import defaultdict
+from collections.abc import Iterator
+from math import prod
+from operator import attrgetter
+from typing import Literal
+
+import msgspec
+
+from firstlight.core.findings import Finding, Severity
+from firstlight.inspect.fold import Fold
+
+LENGTH_BYTES = 8
+HEADER_LIMIT = 100_000_000  # the reference reader refuses longer ones too
+TENSOR_LIMIT = 1_000_000
+PIECE = 1 << 20
+BITS = {
+    "F64": 64, "I64": 64, "U64": 64, "C64": 64, "F32": 32, "I32": 32, "U32": 32, "BF16": 16, "F16": 16, "I16": 16, "U16": 16,
+    "F8_E4M3": 8, "F8_E5M2": 8, "F8_E8M0": 8, "F8_E4M3FNUZ": 8, "F8_E5M2FNUZ": 8, "I8": 8, "U8": 8, "BOOL": 8,
+    "F6_E2M3": 6, "F6_E3M2": 6, "F4": 4,
+}  # fmt: skip
+_Dtype = Literal[
+    "F64", "I64", "U64", "C64", "F32", "I32", "U32", "BF16", "F16", "I16", "U16", "F8_E4M3", "F8_E5M2", "F8_E8M0", "F8_E4M3FNUZ",
+    "F8_E5M2FNUZ", "I8", "U8", "BOOL", "F6_E2M3", "F6_E3M2", "F4",
+]  # fmt: skip
+
+
+class _Tensor(msgspec.Struct, gc=False):
+    """One entry. A known dtype decodes to one shared string; `__metadata__` decodes to the defaults."""
+
+    dtype: _Dtype | None = None
+    shape: tuple[int, ...] | None = None
+    data_offsets: tuple[int, int] | None = None
+
+
+class _AnyTensor(msgspec.Struct, gc=False):
+    """The same for a dtype that this table does not know."""
+
+    dtype: str | None = None
+    shape: tuple[int, ...] | None = None
+    data_offsets: tuple[int, int] | None = None
+
+
+_Entries = dict[str, _Tensor]
+_decode = msgspec.json.Decoder(_Entries).decode
+_decode_any = msgspec.json.Decoder(dict[str, _AnyTensor]).decode
+_decode_raw = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
+_decode_one = msgspec.json.Decoder(_AnyTensor).decode
+_offsets = attrgetter("data_offsets")
+
+
+class HeaderError(Exception):
+    """A header that cannot be read; carries the finding."""
+
+    def __init__(self, finding: Finding) -> None:
+        super().__init__(finding.message)
+        self.finding = finding
+
+
+def problem(code: str, message: str, *evidence: str, hint: str | None = None, severity: Severity = Severity.BLOCKER) -> Finding:
+    return Finding(code=code, severity=severity, message=message, evidence=list(evidence), hint=hint)
+
+
+def header_length(first: bytes, file: str, size: int) -> int:
+    """N from the first 8 bytes; raises HeaderError for what cannot be a safetensors file of `size` bytes."""
+    if size == 0:
+        raise HeaderError(problem("shard-empty", f"{file} has no bytes", hint="download it again"))
+    if first.startswith(b"version https://git-lfs"):
+        raise HeaderError(_lfs_pointer(file, first))
+    if size < LENGTH_BYTES or len(first) < LENGTH_BYTES:
+        raise HeaderError(problem("shard-truncated", f"{file} ends inside its length field", f"expected: at least 8 bytes, found: {size}"))
+    length = int.from_bytes(first[:LENGTH_BYTES], "little")
+    if length > HEADER_LIMIT:
+        raise HeaderError(
+            problem("header-too-large", f"{file} claims an absurd header", f"expected: at most {HEADER_LIMIT:,} bytes, found: {length:,}")
+        )
+    if length > size - LENGTH_BYTES:
+        found = f"expected: {length + LENGTH_BYTES:,} bytes or more, found: {size:,}"
+        raise HeaderError(problem("shard-truncated", f"{file} ends inside its header", found, hint="download it again"))
+    return length
+
+
+def _lfs_pointer(file: str, text: bytes) -> Finding:
+    size = re.search(rb"size (\d+)", text)
+    expected = f"expected: {int(size[1]):,} bytes of weights" if size else "expected: weights"
+    return problem(
+        "lfs-pointer", f"{file} is a Git LFS pointer, not the file", f"{expected}, found: a text that names them", hint="git lfs pull"
+    )
+
+
+def read_header(raw: bytes, file: str, size: int, fold: Fold) -> list[Finding]:
+    """Checks one shard's header (its JSON bytes) against the file's size and folds its tensors into `fold`.
+
+    Raises HeaderError when the header is not what the format says; returns findings about single tensors and the data's extent.
+    """
+    if raw[:1] != b"{":
+        raise HeaderError(problem("header-not-json", f"the header of {file} is not a JSON object", f"starts with {raw[:12]!r}"))
+    count = raw.count(b'"data_offsets"')
+    if count > TENSOR_LIMIT:
+        raise HeaderError(problem("header-too-many-tensors", f"{file} claims {count:,} tensors", f"expected: at most {TENSOR_LIMIT:,}"))
+    fold.start_shard(file)
+    extent = _Extent(file)
+    for entries in _pieces(raw, file):
+        _fold_piece(entries, fold, extent)
+    if fold.shard_count != count or extent.seen_twice:
+        extent.duplicate(max(count - fold.shard_count, extent.seen_twice))
+    return extent.findings(size - LENGTH_BYTES - len(raw))
+
+
+def _pieces(raw: bytes, file: str) -> Iterator[_Entries]:
+    """The header's entries in pieces; the whole at once when a cut would fall inside a name."""
+    if len(raw) <= 2 * PIECE:
+        yield _decode_entries(raw, file)
+        return
+    cuts, at = [0], PIECE
+    while (at := raw.find(b'},"', at)) > 0:
+        cuts.append(at + 1)
+        at += PIECE
+    for number, (begin, end) in enumerate(zip(cuts, [*cuts[1:], len(raw)], strict=True)):
+        head = b"" if number == 0 else b"{"
+        tail = b"" if end == len(raw) else b"}"
+        yield _decode_entries(head + raw[begin + (number > 0) : end] + tail, file)
+
+
+def _decode_entries(raw: bytes, file: str) -> _Entries:
+    try:
+        return _decode(raw)
+    except RecursionError:
+        raise HeaderError(problem("header-too-deep", f"the header of {file} nests too deeply")) from None
+    except (msgspec.ValidationError, UnicodeDecodeError):
+        return _decode_slowly(raw, file)
+    except msgspec.DecodeError as e:
+        raise HeaderError(problem("header-not-json", f"the header of {file} is not JSON", str(e))) from None
+
+
+def _decode_slowly(raw: bytes, file: str) -> _Entries:
+    """Entry by entry: an unknown dtype passes, the first entry that is not a tensor is named."""
+    name = ""
+    try:
+        result: dict[str, _AnyTensor] = {}
+        for name, one in _decode_raw(raw).items():
+            result[name] = _AnyTensor() if name == "__metadata__" else _decode_one(one)
+        return result  # type: ignore[return-value]
+    except RecursionError:
+        raise HeaderError(problem("header-too-deep", f"the header of {file} nests too deeply")) from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as e:
+        where = f"tensor {name!r}: {e}" if name else str(e)
+        raise HeaderError(problem("header-wrong-shape", f"the header of {file} is not a table of tensors", where)) from None
+
+
+def _fold_piece(entries: _Entries, fold: Fold, extent: "_Extent") -> None:
+    entries.pop("__metadata__", None)
+    if not entries:
+        return
+    incomplete = [n for n, t in entries.items() if t.data_offsets is None or t.shape is None or t.dtype is None]
+    for name in incomplete:
+        extent.incomplete(name)
+        del entries[name]
+    extent.add(list(map(_offsets, entries.values())), entries)
+    for key, names in fold.names_by_shape(entries).items():
+        _fold_group(key, names, entries, fold, extent)
+
+
+def _fold_group(key: bytes, names: list[str], entries: _Entries, fold: Fold, extent: "_Extent") -> None:
+    """Tensors of one name shape: one dtype and shape in the usual case, split where they differ."""
+    tensors = [entries[n] for n in names]
+    kinds = {(t.dtype, t.shape) for t in tensors}
+    for dtype, shape in kinds:
+        assert dtype is not None
+        assert shape is not None
+        chosen = names if len(kinds) == 1 else [n for n, t in zip(names, tensors, strict=True) if t.dtype == dtype and t.shape == shape]
+        extent.check_sizes(chosen, entries, dtype, shape)
+        fold.add(key, chosen, dtype, shape, tensor_bytes(dtype, shape))
+
+
+def tensor_bytes(dtype: str, shape: tuple[int, ...]) -> int | None:
+    """Bytes of one tensor; None for a dtype this table does not know or a negative dimension."""
+    bits = BITS.get(dtype)
+    if bits is None or any(n < 0 for n in shape):
+        return None
+    return (prod(shape) * bits + 7) // 8
+
+
+class _Extent:
+    """What the offsets of one shard cover: begins at 0, no gap, no overlap, ends with the file."""
+
+    def __init__(self, file: str) -> None:
+        self.file = file
+        self.end = 0
+        self.in_order = True
+        self.seen_twice = 0
+        self._spans: list[tuple[int, int]] = []
+        self._found: list[Finding] = []
+        self._per_code: dict[str, int] = defaultdict(int)
+
+    def add(self, spans: list[tuple[int, int]], names: _Entries) -> None:
+        """Spans in header order, which is offset order in every file of the reference writer."""
+        if not spans:
+            return
+        begins, ends = zip(*spans, strict=True)
+        if self.in_order and begins[0] == self.end and begins[1:] == ends[:-1] and min(begins) >= 0 and ends[-1] >= begins[-1]:
+            self.end = ends[-1]
+            return
+        if self.in_order:
+            self._spans = [(0, self.end)] if self.end else []
+            self.in_order = False
+        self._spans += spans
+
+    def check_sizes(self, names: list[str], entries: _Entries, dtype: str, shape: tuple[int, ...]) -> None:
+        expected = tensor_bytes(dtype, shape)
+        sizes = {e - b for b, e in map(_offsets, map(entries.__getitem__, names))}
+        if expected is None:
+            what = f"dtype {dtype}" if dtype not in BITS else f"shape {list(shape)}"
+            self._report("dtype-unknown" if dtype not in BITS else "shape-invalid", f"{names[0]} in {self.file} has {what}")
+        elif sizes != {expected}:
+            wrong = next(n for n in names if _span(entries[n]) != expected)
+            detail = f"{dtype} {list(shape)}: expected {expected:,} bytes, found {_span(entries[wrong]):,}"
+            self._report("tensor-size-mismatch", f"the offsets of {wrong} in {self.file} do not fit its shape", detail)
+
+    def incomplete(self, name: str) -> None:
+        self._report("header-wrong-shape", f"{name!r} in {self.file} lacks dtype, shape or data_offsets")
+
+    def duplicate(self, count: int) -> None:
+        self._report("tensor-duplicate", f"{self.file} names {count} tensor(s) twice")
+
+    def _report(self, code: str, message: str, *evidence: str) -> None:
+        """At most 5 findings of a code and shard: one damaged file must not bury the page."""
+        self._per_code[code] += 1
+        if self._per_code[code] <= 5:
+            self._found.append(problem(code, message, *evidence))
+
+    def findings(self, data_bytes: int) -> list[Finding]:
+        """data_bytes: what the file holds after its header."""
+        if not self.in_order:
+            self._check_unordered()
+        if self.end > data_bytes:
+            found = f"expected: {self.end:,} bytes of data, found: {data_bytes:,} ({self.end - data_bytes:,} missing)"
+            self._found.append(problem("shard-truncated", f"{self.file} is shorter than its header says", found, hint="download it again"))
+        elif self.end < data_bytes:
+            found = f"expected: {self.end:,} bytes of data, found: {data_bytes:,} ({data_bytes - self.end:,} too many)"
+            self._found.append(problem("shard-too-long", f"{self.file} is longer than its header says", found, hint="download it again"))
+        return self._found
+
+    def _check_unordered(self) -> None:
+        end = 0
+        for b, e in sorted(self._spans):
+            if b < 0 or e < b:
+                self._report("offsets-invalid", f"{self.file} has offsets that run backwards", f"[{b}, {e}]")
+            elif b < end:
+                self._report("offsets-overlap", f"tensors overlap in {self.file}", f"one begins at {b:,}, the one before ends at {end:,}")
+            elif b > end:
+                self._report("offsets-gap", f"{self.file} has bytes that no tensor owns", f"from {end:,} to {b:,}")
+            end = max(end, e)
+        self.end = end
+
+
+def _span(tensor: _Tensor) -> int:
+    assert tensor.data_offsets is not None
+    return tensor.data_offsets[1] - tensor.data_offsets[0]
