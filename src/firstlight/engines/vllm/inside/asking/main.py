@@ -1,0 +1,114 @@
+"""Reads a request on stdin, answers on stdout. Everything the engine prints goes to stderr.
+
+Request: {"do": "ask" | "sweep", "source": folder of an unpacked wheel or null, "extensions": [files], "gpu": {…} or null, …}.
+The answer always is JSON; what went wrong is in `error` with the phase it happened in.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import signal
+import sys
+import time
+from typing import Any
+
+from . import spoof, stubs
+
+QUIET = {
+    "VLLM_LOGGING_LEVEL": "ERROR",
+    "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_PLUGINS": "",
+    "HF_HUB_OFFLINE": "1",
+    "TRANSFORMERS_OFFLINE": "1",
+    "VLLM_CONFIGURE_LOGGING": "0",
+    "TOKENIZERS_PARALLELISM": "false",
+    "OMP_NUM_THREADS": "1",
+}
+
+
+class OutOfTime(BaseException):
+    """Not an Exception, so that no `except Exception` of the engine swallows it."""
+
+
+def main() -> None:
+    began = time.monotonic()
+    stdout = os.dup(1)
+    os.dup2(2, 1)
+    request = json.load(sys.stdin)
+    answer: dict[str, Any] = {"phase": "start"}
+    try:
+        _limit(request)
+        answer_to(request, answer)
+        answer["phase"] = "done"
+    except BaseException as e:
+        answer["error"] = _error(e)
+    answer["seconds"] = round(time.monotonic() - began, 2)
+    answer["peak_rss_bytes"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    with os.fdopen(stdout, "w") as out:
+        json.dump(answer, out, default=str)
+        out.flush()
+    os._exit(0)
+
+
+def answer_to(request: dict[str, Any], answer: dict[str, Any]) -> None:
+    os.environ.update(QUIET)
+    answer["phase"] = "import"
+    platform = prepare(request)
+    answer["version"] = _version()
+    if request["do"] == "sweep":
+        from . import sweep
+
+        answer["phase"] = "sweep"
+        answer["cells"], answer["problems"] = sweep.attention_cells(platform)
+        answer["kv_cache_dtypes"] = sweep.cache_dtypes()
+
+
+def prepare(request: dict[str, Any]) -> Any:
+    """Puts the engine within reach of `import`, on the GPU asked about; returns the platform class (None: the real one)."""
+    source = request.get("source")
+    if source:
+        sys.path.insert(0, source)
+    gpu = request.get("gpu")
+    if gpu is None:
+        return None
+    spoof.Gpu.sm = (gpu["sm"] // 10, gpu["sm"] % 10)
+    spoof.Gpu.count, spoof.Gpu.memory, spoof.Gpu.name = gpu["count"], gpu["memory"], gpu["name"]
+    stubs.install(request.get("extensions", []), request.get("packages", stubs.KERNEL_PACKAGES))
+    spoof.spoof_torch()
+    return spoof.spoof_platform(source)
+
+
+def _version() -> str | None:
+    try:
+        from vllm.version import __version__
+    except Exception:
+        return None
+    return str(__version__)
+
+
+def _limit(request: dict[str, Any]) -> None:
+    """A wall-clock limit, and one on memory that the process may write to (address space alone means little with torch)."""
+
+    def late(signum: int, frame: Any) -> None:
+        raise OutOfTime(f"no answer within {request['timeout']} s")
+
+    if request.get("timeout"):
+        signal.signal(signal.SIGALRM, late)
+        signal.setitimer(signal.ITIMER_REAL, float(request["timeout"]))
+    if request.get("memory_limit_bytes"):
+        limit = int(request["memory_limit_bytes"])
+        resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
+
+
+def _error(error: BaseException) -> dict[str, Any]:
+    """The exception as the engine raised it, its first cause, and where: the last frames, innermost last."""
+    import traceback
+
+    frames = traceback.extract_tb(error.__traceback__)[-4:]
+    return {
+        "type": type(error).__name__,
+        "message": str(error),
+        "frames": [f"{f.filename.rsplit('/vllm/', 1)[-1]}:{f.lineno} {f.name}" for f in frames],
+    }

@@ -1,0 +1,150 @@
+"""Makes `catalog/engines/vllm/backends.json`: what each vLLM release's own selector picks, without a GPU.
+
+usage: generate_backends.py --python ASKING_PYTHON [--cache DIR] [--check] [VERSION ...]
+
+Only the Python files of each release's wheel are read (ranged reads, 5 to 14 MB), through pip's own index. ASKING_PYTHON is the
+interpreter of an environment that `firstlight engines install vllm@VERSION --cpu` made. `--check` regenerates, compares with
+the file in the catalog and exits with 1 when they differ.
+"""
+
+import argparse
+import datetime
+import json
+import sys
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+from firstlight.app.places import cache_folder
+from firstlight.ask.inside import run_inside
+from firstlight.ask.wheels import engine_source, read_contents
+from firstlight.probe.local import LocalHost
+
+VERSION = "1"
+TARGET = Path(__file__).parent.parent / "src/firstlight/catalog/engines/vllm/backends.json"
+# The last patch of every minor release that firstlight supports.
+RELEASES = [
+    "0.14.1",
+    "0.15.1",
+    "0.16.0",
+    "0.17.1",
+    "0.18.1",
+    "0.19.1",
+    "0.20.2",
+    "0.21.0",
+    "0.22.1",
+    "0.23.0",
+    "0.24.0",
+    "0.25.1",
+    "0.26.0",
+    "0.27.1",
+    "0.28.0",
+    "0.29.0",
+    "0.30.0",
+    "0.31.0",
+    "0.32.0",
+    "0.33.0",
+]
+SOURCE = "vLLM's own selector (get_valid_backends) of each release's wheel, run without a GPU; FlashInfer assumed installed"
+Cells = dict[tuple[str, str, int], dict[str, str]]
+
+
+def main() -> int:
+    args = arguments()
+    cells: Cells = defaultdict(dict)
+    releases = []
+    for version in args.versions or RELEASES:
+        answer, release = ask_release(version, args)
+        releases.append(release)
+        for cell in answer["cells"]:
+            cells[cell["layer"], cell["kv_cache_dtype"], cell["sm"]][version] = cell["chosen"] or "-"
+        print(f"{version}: {len(answer['cells'])} cells in {answer['seconds']} s", file=sys.stderr)
+    made = document(releases, pack(cells, [r["version"] for r in releases]), json.loads(TARGET.read_text()) if TARGET.exists() else {})
+    if not args.check:
+        TARGET.write_text(text(made))
+        return 0
+    return compare(made, json.loads(TARGET.read_text()))
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("versions", nargs="*", help="default: every release of the table")
+    parser.add_argument("--python", required=True)
+    parser.add_argument("--cache", default=str(cache_folder() / "ask"))
+    parser.add_argument("--check", action="store_true")
+    return parser.parse_args()
+
+
+def ask_release(version: str, args: argparse.Namespace) -> tuple[dict[str, Any], dict[str, Any]]:
+    host = LocalHost()
+    source = engine_source(host, args.python, f"vllm=={version}", f"{args.cache}/wheels")
+    contents = read_contents(source)
+    gpu = {"sm": 90, "count": 8, "memory": 96 << 30, "name": "GPU"}
+    request = {"do": "sweep", "source": source, "extensions": contents.extensions, "gpu": gpu}
+    answer = run_inside(host, args.python, request, cache=args.cache, timeout=180)
+    if answer.get("error") or answer.get("problems"):
+        raise SystemExit(f"{version}: {answer.get('error') or answer['problems'][:5]}")
+    release = {"version": version, "built": contents.built, "sha256": contents.sha256, "kv_cache_dtypes": answer["kv_cache_dtypes"]}
+    return answer, release
+
+
+def pack(cells: Cells, versions: list[str]) -> list[dict[str, str]]:
+    """Cells with the same history become one row: first over GPU generations, then over dtypes, then over layer kinds."""
+    by_sm: dict[tuple[str, str, str], list[int]] = defaultdict(list)
+    for (layer, dtype, sm), chosen in cells.items():
+        by_sm[layer, dtype, history(chosen, versions)].append(sm)
+    by_dtype: dict[tuple[str, str, str], list[str]] = defaultdict(list)
+    for (layer, dtype, past), sms in by_sm.items():
+        by_dtype[layer, " ".join(map(str, sorted(sms))), past].append(dtype)
+    by_layer: dict[tuple[str, str, str], list[str]] = defaultdict(list)
+    for (layer, sm_text, past), dtypes in by_dtype.items():
+        by_layer[" ".join(sorted(dtypes)), sm_text, past].append(layer)
+    rows = [{"layers": " ".join(layers), "kv_cache_dtypes": d, "sms": s, "history": h} for (d, s, h), layers in by_layer.items()]
+    return sorted(rows, key=lambda r: (r["layers"], r["kv_cache_dtypes"], r["sms"]))
+
+
+def history(chosen: dict[str, str], versions: list[str]) -> str:
+    """`RELEASE:BACKEND` wherever the choice differs from the release before; `?` from where a dtype is no value any more."""
+    out, last = [], "?"
+    for version in versions:
+        now = chosen.get(version, "?")
+        if now != last:
+            out.append(f"{version}:{now}")
+        last = now
+    return " ".join(out)
+
+
+def document(releases: list[dict[str, Any]], rows: list[dict[str, str]], before: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "generator": f"tools/generate_backends.py {VERSION}",
+        "generated": datetime.datetime.now(datetime.UTC).date().isoformat(),
+        "source": SOURCE,
+        "releases": releases,
+        "rows": rows,
+        "late": before.get("late", []),
+    }
+
+
+def text(made: dict[str, Any]) -> str:
+    """JSON with one row a line, so that a diff of the file is a diff of the table."""
+    head = {k: v for k, v in made.items() if not isinstance(v, list)}
+    parts = [json.dumps(head, indent=1)[:-2]]
+    for key, value in made.items():
+        if isinstance(value, list):
+            lines = ",\n".join("  " + json.dumps(row) for row in value)
+            parts.append(f' "{key}": [\n{lines}\n ]' if value else f' "{key}": []')
+    return ",\n".join(parts) + "\n}\n"
+
+
+def compare(made: dict[str, Any], kept: dict[str, Any]) -> int:
+    differ = [key for key in made if key not in ("generated",) and made[key] != kept.get(key)]
+    for key in differ:
+        print(f"{key} differs", file=sys.stderr)
+    for row in made["rows"]:
+        if row not in kept.get("rows", []):
+            print(f"  new or changed: {json.dumps(row)}", file=sys.stderr)
+    return 1 if differ else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
