@@ -1,0 +1,38 @@
+"""The disk's refusals as errors that say what to do."""
+
+import errno
+import os
+from pathlib import Path
+
+from firstlight.core.errors import HostError
+from firstlight.core.units import format_bytes
+
+FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+
+
+def disk_error(error: OSError, path: Path) -> HostError:
+    """`disk-full` (nothing is lost: the next run goes on), or `disk-failed`."""
+    evidence = (f"{path}", f"{error.strerror or error}")
+    if error.errno in FULL:
+        return HostError(
+            "disk-full",
+            "the disk is full",
+            evidence=(*evidence, f"available: {format_bytes(available_bytes(path))}"),
+            hint="make room (`firstlight models` shows what is cached); the same command then goes on where this one stopped",
+        )
+    return HostError("disk-failed", "the disk refuses to read or write", evidence=evidence, hint="check permissions, mounts and `dmesg`")
+
+
+def available_bytes(path: Path) -> int | None:
+    """Room for this user at the nearest existing folder; None where the system does not say."""
+    try:
+        at = os.statvfs(nearest(path))
+    except OSError:
+        return None
+    return at.f_bavail * at.f_frsize
+
+
+def nearest(path: Path) -> Path:
+    """The nearest folder above `path` that exists, symlinks resolved: where the bytes will really lie."""
+    real = Path(os.path.realpath(path))
+    return next((p for p in (real, *real.parents) if p.exists()), Path("/"))

@@ -1,0 +1,137 @@
+"""From a reference to what must be moved: listing, selection, target, what is here already. Shared by `estimate` and `fetch`."""
+
+import os
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeVar
+
+from firstlight.core.errors import FirstlightError, HostError, InputError
+from firstlight.core.fetch import LeftOut, Manifest
+from firstlight.core.findings import Finding, Severity
+from firstlight.fetch.hub_places import is_offline
+from firstlight.fetch.journal import read_ranges
+from firstlight.fetch.limit import backoff_seconds
+from firstlight.fetch.manifest import read_manifest
+from firstlight.fetch.offline import offline_listing
+from firstlight.fetch.options import Options
+from firstlight.fetch.select import Selection, order, select
+from firstlight.fetch.source import FetchSource, Listing, RemoteFile, Retry, find_source, safe_name
+from firstlight.fetch.sources.https import place
+from firstlight.fetch.target import CacheTarget, PlainTarget, Target, is_here
+from firstlight.fetch.wire import Wire
+
+T = TypeVar("T")
+LISTING_PATIENCE = 60.0
+Say = Callable[[str | None], None]
+
+
+@dataclass
+class Work:
+    """Everything that is known before the first byte moves. kept: in the order in which they are fetched."""
+
+    source: FetchSource
+    listing: Listing
+    kept: list[RemoteFile]
+    left_out: list[LeftOut]
+    target: Target
+    findings: list[Finding] = field(default_factory=list)
+
+    @property
+    def manifest(self) -> Manifest | None:
+        return read_manifest(self.target.base, self.target.manifest_name)
+
+    def missing(self) -> list[RemoteFile]:
+        """Files that are not here, by name, size and, where the source has no digests, by the manifest's entity tag."""
+        manifest = self.manifest
+        known = {f.name: f for f in manifest.files} if manifest else {}
+        found = []
+        for file in self.kept:
+            entry = known.get(file.name)
+            same = entry is not None and (entry.sha256 == file.sha256 if file.sha256 else entry.etag == file.etag)
+            by_content = isinstance(self.target, CacheTarget)
+            if not is_here(self.target, file) or not (same or by_content):
+                found.append(file)
+        return found
+
+
+def cache_root(env: Mapping[str, str]) -> Path:
+    """`$XDG_CACHE_HOME/firstlight`."""
+    value = env.get("XDG_CACHE_HOME", "")
+    return (Path(value) if os.path.isabs(value) else Path(env.get("HOME") or Path.home()) / ".cache") / "firstlight"
+
+
+def prepare(ref: str, options: Options, wire: Wire, env: Mapping[str, str], *, stop: threading.Event, say: Say = lambda _: None) -> Work:
+    """Raises FirstlightError. Touches no file."""
+    source = find_source(ref)
+    listing, findings = _listing(source, ref, wire, env, stop, say)
+    for file in listing.files:
+        safe_name(file.name)
+    kept, left = _select(listing, options)
+    return Work(source, listing, order(kept), left, _target(source, listing, options, env), findings)
+
+
+def _select(listing: Listing, options: Options) -> Selection:
+    """Of an archive there is nothing to choose: its one member is named."""
+    if listing.archive:
+        return list(listing.files), []
+    return select(listing.files, variant=listing.variant, include=options.include, exclude=options.exclude)
+
+
+def patiently(call: Callable[[], T], stop: threading.Event, say: Say, patience: float = LISTING_PATIENCE) -> T:
+    """Calls until it succeeds; waits between attempts as the server asks. Raises HostError: network-failed."""
+    begun, attempt = time.monotonic(), 0
+    while True:
+        try:
+            return call()
+        except Retry as e:
+            attempt += 1
+            wait = e.after if e.after is not None else backoff_seconds(attempt)
+            if time.monotonic() - begun + wait > patience or stop.is_set():
+                raise HostError("network-failed", "the source cannot be asked", evidence=(e.reason,), hint="try again later") from None
+            say(f"{e.reason}; trying again in {wait:.0f} s")
+            stop.wait(wait)
+
+
+def bytes_in_part(target: Target, file: RemoteFile) -> int:
+    """What an earlier attempt left, by its journal; 0 when that belongs to other bytes."""
+    part = target.part(file)
+    ranges = read_ranges(part.with_name(f"{part.name}.journal"), {"identity": file.identity, "size": file.size})
+    return sum(b - a for a, b in ranges) if part.exists() else 0
+
+
+def _listing(
+    source: FetchSource, ref: str, wire: Wire, env: Mapping[str, str], stop: threading.Event, say: Say
+) -> tuple[Listing, list[Finding]]:
+    """The source's word, or, for a hub that is offline or away, what its cache holds complete."""
+    if source.name == "hub" and is_offline(env):
+        return offline_listing(ref, env), []
+    try:
+        return patiently(lambda: source.list(ref, wire, env), stop, say), []
+    except HostError as e:
+        if source.name != "hub" or e.code != "network-failed":
+            raise
+        return _from_cache(ref, env, e)
+
+
+def _from_cache(ref: str, env: Mapping[str, str], error: HostError) -> tuple[Listing, list[Finding]]:
+    try:
+        listing = offline_listing(ref, env)
+    except FirstlightError:
+        raise error from None
+    message = "the hub cannot be reached; the cached copy is used"
+    return listing, [Finding(code="hub-unreachable", severity=Severity.WARNING, message=message, evidence=list(error.evidence))]
+
+
+def _target(source: FetchSource, listing: Listing, options: Options, env: Mapping[str, str]) -> Target:
+    if options.destination is not None:
+        folder = Path(options.destination).expanduser().absolute()
+        if folder.is_file():
+            raise InputError("not-a-folder", f"{folder} is a file", hint="--to names a folder")
+        return PlainTarget(folder)
+    cache = source.cache(listing, env)
+    if cache is not None:
+        return CacheTarget(cache, listing)
+    return PlainTarget((Path(options.cache) if options.cache else cache_root(env)) / "models" / place(listing))

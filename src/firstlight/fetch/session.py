@@ -1,0 +1,294 @@
+"""One fetch from start to end, in threads: what is missing is moved, checked, and sealed with a manifest."""
+
+import threading
+import time
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from firstlight.core.errors import Exit, FirstlightError, HostError
+from firstlight.core.fetch import Fetched, FetchProgress, FileProgress, ManifestFile
+from firstlight.core.findings import Finding, Severity, blockers
+from firstlight.fetch.archive import present, take_out
+from firstlight.fetch.check import is_right, sha256_of
+from firstlight.fetch.job import FileJob
+from firstlight.fetch.lock import publish_progress, shared_work
+from firstlight.fetch.manifest import WORK, entry, merged, write_manifest
+from firstlight.fetch.meter import Meter, eta_seconds, place_key, remember_rate
+from firstlight.fetch.offline import shards_of
+from firstlight.fetch.options import Options
+from firstlight.fetch.prepare import Work, bytes_in_part, cache_root, prepare
+from firstlight.fetch.source import Changed, RemoteFile
+from firstlight.fetch.space import read_space, space_findings
+from firstlight.fetch.target import is_here
+from firstlight.fetch.transfer import Landed, Opener, Transfer
+from firstlight.fetch.wire import Wire
+
+ROUNDS = 3
+WEIGHTS = (".safetensors", ".gguf")
+
+
+class Session:
+    """`run` blocks (call it in a thread); `progress` and `cancel` may be called from any other."""
+
+    def __init__(self, ref: str, options: Options, env: Mapping[str, str]) -> None:
+        self.ref, self.options, self.env = ref, options, env
+        self.stop = threading.Event()
+        self._wire = Wire(env)
+        self._work: Work | None = None
+        self._transfer: Transfer | None = None
+        self._phase, self._note = "listing", ""
+        self._elsewhere: FetchProgress | None = None
+        self._here: list[FileProgress] = []
+        self._meter = Meter()
+        self._entries: dict[str, ManifestFile] = {}
+        self._findings: list[Finding] = []
+        self._received = 0
+
+    def cancel(self) -> None:
+        """What arrived stays for the next time."""
+        self.stop.set()
+        if self._transfer:
+            self._transfer.cancel()
+
+    def run(self) -> Fetched:
+        """Raises FirstlightError."""
+        begun = time.monotonic()
+        try:
+            for _ in range(ROUNDS):
+                try:
+                    work = prepare(self.ref, self.options, self._wire, self.env, stop=self.stop, say=self._say)
+                    path = self._fetch(work)
+                    self._phase = "done"
+                    return self._result(work, path, time.monotonic() - begun)
+                except Changed as e:
+                    self._say(f"{e}; listing it anew")
+                    why = str(e)
+            raise HostError(
+                "source-changed", "the source changes faster than it can be fetched", evidence=(why,), hint="name a revision, or try later"
+            )
+        finally:
+            self._wire.close()
+
+    def _fetch(self, work: Work) -> Path:
+        """Returns the folder or file to use. Raises Changed, FirstlightError."""
+        if work.listing.local and self.options.destination is None:
+            return Path(work.listing.local)
+        self._work = work
+        with shared_work(work.target.base / WORK, self._waiting, self.stop):
+            self._elsewhere = None
+            self._check_stop()
+            if work.listing.archive and (done := present(work, verify=self.options.verify)):
+                return done
+            self._move(work)
+            if work.listing.archive:
+                self._phase = "verifying"
+                return take_out(work, self._seal)
+            self._unchanged(work)
+            self._seal(work, list(self._entries.values()))
+        return _result_path(work)
+
+    def _move(self, work: Work) -> None:
+        missing = self._missing(work)
+        self._check_space(work, missing)
+        self._here = [_progress(f, "done") for f in work.kept if f not in missing]
+        for file in work.kept:
+            if file not in missing:
+                work.target.show(file)
+        if not missing:
+            return
+        jobs = [FileJob(f, work.target.part(f)) for f in missing]
+        begun = time.monotonic()
+        self._transfer = Transfer(jobs, self._opener(work), self._landing(work), self.options.settings)
+        if self.stop.is_set():
+            self._transfer.cancel()
+        self._phase = "fetching"
+        try:
+            self._transfer.run()
+        finally:
+            self._received += self._transfer.share.received
+            if self._entries:
+                self._record(work)
+        self._check_stop()
+        key = place_key(work.source.name, missing[-1].locator)
+        remember_rate(self._cache(), key, self._transfer.share.received, time.monotonic() - begun)
+
+    def _missing(self, work: Work) -> list[RemoteFile]:
+        missing = work.missing()
+        if not self.options.verify:
+            return missing
+        self._phase = "verifying"
+        here = [f for f in work.kept if f not in missing]
+        known = {f.name: f for f in (work.manifest.files if work.manifest else [])}
+        with ThreadPoolExecutor(4) as pool:
+            digests = list(pool.map(lambda f: sha256_of(work.target.path(f), self.stop), here))
+        self._check_stop()
+        for file, sha256 in zip(here, digests, strict=True):
+            if is_right(file, work.target.path(file), sha256, known.get(file.name)):
+                self._entries[file.name] = entry(file.name, work.target.path(file), sha256, file.etag)
+            else:
+                missing.append(file)
+                self._findings.append(_rotten(file))
+        return [f for f in work.kept if f in missing]
+
+    def _check_space(self, work: Work, missing: list[RemoteFile]) -> None:
+        needed = sum((f.size or 0) - bytes_in_part(work.target, f) for f in missing)
+        needed += (work.listing.archive.size or 0) if work.listing.archive else 0
+        found = space_findings(read_space(work.target.base), needed)
+        self._findings += [f for f in found if f.severity is not Severity.BLOCKER]
+        for finding in blockers(found):
+            raise HostError(
+                finding.code, finding.message, evidence=tuple(finding.evidence), hint=finding.hint, exit_code=Exit.PREFLIGHT_BLOCKED
+            )
+
+    def _opener(self, work: Work) -> Opener:
+        return lambda file, start, end: work.source.open(file, start, end, self._wire, self.env)
+
+    def _landing(self, work: Work) -> Landed:
+        def landed(job: FileJob, sha256: str) -> None:
+            target = work.target.path(job.file)
+            job.finish(target)
+            work.target.show(job.file)
+            self._entries[job.file.name] = entry(job.file.name, target, sha256, job.file.etag)
+            self._inspect(work, job.file, target)
+
+        return landed
+
+    def _inspect(self, work: Work, file: RemoteFile, path: Path) -> None:
+        """A shard whose header is wrong, or an index that names shards which the source lacks, ends the fetch at once."""
+        if file.name.endswith(".index.json"):
+            lost = shards_of(path.read_bytes()) - {f.name for f in work.listing.files}
+            if lost:
+                raise HostError(
+                    "index-incomplete",
+                    f"{file.name} names {len(lost)} shards that the source does not have",
+                    evidence=tuple(sorted(lost)[:8]),
+                )
+        if self.options.validate and file.name.endswith(WEIGHTS):
+            found = self.options.validate(path)
+            self._findings += found
+            for finding in blockers(found):
+                raise HostError(finding.code, f"{file.name}: {finding.message}", evidence=tuple(finding.evidence), hint=finding.hint)
+
+    def _unchanged(self, work: Work) -> None:
+        """Sources without revisions are asked again at the end: the set must be of one time. Raises Changed."""
+        if work.listing.revision is not None or not self._received:
+            return
+        again = prepare(self.ref, self.options, self._wire, self.env, stop=self.stop, say=self._say)
+        before = {f.name: f.identity for f in work.kept}
+        for name, identity in {f.name: f.identity for f in again.kept}.items():
+            if before.get(name) != identity:
+                raise Changed(f"{name} changed while the model was fetched")
+
+    def _seal(self, work: Work, entries: list[ManifestFile]) -> None:
+        self._record(work, entries)
+        lost = [f.name for f in work.kept if not work.listing.archive and not is_here(work.target, f)]
+        if lost:
+            raise HostError(
+                "incomplete", "files are missing after the fetch", evidence=tuple(lost[:8]), hint="something removes them: run it again"
+            )
+        work.target.seal()
+
+    def _record(self, work: Work, entries: list[ManifestFile] | None = None) -> None:
+        listing = work.listing
+        files = list(self._entries.values()) if entries is None else entries
+        made = merged(work.manifest, ref=self.ref, source=listing.source, revision=listing.revision, license=listing.license, files=files)
+        write_manifest(work.target.base, made, work.target.manifest_name)
+
+    def _result(self, work: Work, path: Path, seconds: float) -> Fetched:
+        listing = work.listing
+        sizes = {f.name: f.size or 0 for f in work.kept} if not listing.archive else {path.name: path.stat().st_size}
+        manifest = work.target.base / WORK / work.target.manifest_name
+        return Fetched(
+            ref=self.ref,
+            source=listing.source,
+            path=str(path),
+            revision=listing.revision,
+            name=listing.name,
+            bytes_total=sum(sizes.values()),
+            bytes_fetched=self._received,
+            seconds=seconds,
+            files=sizes,
+            left_out=work.left_out,
+            license=listing.license,
+            manifest=str(manifest) if manifest.exists() else None,
+            findings=[*work.findings, *self._findings],
+        )
+
+    # what others see
+
+    def progress(self) -> FetchProgress:
+        """One snapshot; cheap enough for several a second."""
+        if self._elsewhere is not None:
+            return self._elsewhere
+        moving = self._transfer.progress() if self._transfer else []
+        files = [*self._here, *moving]
+        share = self._transfer.share if self._transfer else None
+        total = None if any(f.bytes_total is None for f in files) else sum(f.bytes_total or 0 for f in files)
+        done = sum(f.bytes_done for f in files)
+        rate = self._meter.rate(share.received) if share and self._phase == "fetching" else None
+        made = FetchProgress(
+            phase=self._phase,
+            bytes_done=done,
+            bytes_total=total,
+            bytes_per_second=rate,
+            eta_seconds=eta_seconds(None if total is None else total - done, rate),
+            connections=share.active if share else 0,
+            files_done=sum(f.state == "done" for f in files),
+            files_total=len(files),
+            files=files,
+            note=(share.note if share else None) or self._note or None,
+        )
+        if self._work and self._transfer:
+            publish_progress(self._work.target.base / WORK, made)
+        return made
+
+    def _waiting(self, theirs: FetchProgress | None) -> None:
+        base = theirs or FetchProgress(phase="waiting")
+        self._elsewhere = FetchProgress(
+            phase="waiting",
+            bytes_done=base.bytes_done,
+            bytes_total=base.bytes_total,
+            bytes_per_second=base.bytes_per_second,
+            eta_seconds=base.eta_seconds,
+            connections=base.connections,
+            files_done=base.files_done,
+            files_total=base.files_total,
+            files=base.files,
+            note="another fetch of this model is at work; its result will be used",
+        )
+
+    def _say(self, note: str | None) -> None:
+        self._note = note or ""
+
+    def _check_stop(self) -> None:
+        if self.stop.is_set():
+            raise FirstlightError(
+                "interrupted", "the fetch was interrupted", hint="the same command goes on where it stopped", exit_code=Exit.INTERRUPTED
+            )
+
+    def _cache(self) -> Path:
+        return Path(self.options.cache) if self.options.cache else cache_root(self.env)
+
+
+def _progress(file: RemoteFile, state: str) -> FileProgress:
+    return FileProgress(name=file.name, bytes_done=file.size or 0, bytes_total=file.size, state=state)
+
+
+def _rotten(file: RemoteFile) -> Finding:
+    message = f"{file.name} was not what it should be, and was fetched again"
+    return Finding(
+        code="file-repaired",
+        severity=Severity.WARNING,
+        message=message,
+        note="a disk that rots once may rot again: look at its SMART values",
+    )
+
+
+def _result_path(work: Work) -> Path:
+    """The first part of a GGUF where that is all the model's weights, else the folder."""
+    weights = [f.name for f in work.kept if f.name.endswith((*WEIGHTS, ".bin", ".pt"))]
+    models = [n for n in weights if not n.rpartition("/")[2].lower().startswith("mmproj")]
+    if models and all(n.endswith(".gguf") for n in models):
+        return work.target.result / min(models)
+    return work.target.result

@@ -1,0 +1,1 @@
+"""The built-in sources, registered like any third party's."""

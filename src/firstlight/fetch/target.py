@@ -1,0 +1,95 @@
+"""Where files come to lie: a plain folder, or the Hugging Face cache in its own layout (blobs, snapshots, refs)."""
+
+import os
+from pathlib import Path
+from typing import Protocol
+
+from firstlight.core.ids import digest, slug
+from firstlight.fetch.hub_places import repo_folder
+from firstlight.fetch.manifest import WORK
+from firstlight.fetch.source import Listing, RemoteFile, safe_name
+
+
+class Target(Protocol):
+    """base: holds `.firstlight` (parts, lock, manifest). result: what the user gets: a folder of the model's files."""
+
+    base: Path
+    result: Path
+    manifest_name: str
+
+    def path(self, file: RemoteFile) -> Path: ...
+    def part(self, file: RemoteFile) -> Path: ...
+    def show(self, file: RemoteFile) -> None: ...
+    def seal(self) -> None: ...
+
+
+class PlainTarget:
+    """Files under their own names in one folder; parts in `.firstlight/parts`."""
+
+    def __init__(self, folder: Path) -> None:
+        self.base = self.result = folder
+        self.manifest_name = "manifest.json"
+
+    def path(self, file: RemoteFile) -> Path:
+        return self.base / safe_name(file.name)
+
+    def part(self, file: RemoteFile) -> Path:
+        name = safe_name(file.name)
+        return self.base / WORK / "parts" / f"{slug(name)[-60:]}-{digest(name.encode())}.part"
+
+    def show(self, file: RemoteFile) -> None:
+        """It is where it is looked for."""
+
+    def seal(self) -> None:
+        """Nothing names a revision here but the manifest."""
+
+
+class CacheTarget:
+    """`models--org--name/blobs/ETAG`, a relative link in `snapshots/COMMIT`, and `refs/REVISION` once everything is there.
+
+    huggingface_hub, vLLM and every other reader of the cache find the model; the ref comes last, so that none finds half of it.
+    """
+
+    def __init__(self, cache: Path, listing: Listing) -> None:
+        assert listing.name is not None
+        assert listing.revision is not None
+        self.base = repo_folder(cache, listing.name)
+        self.result = self.base / "snapshots" / listing.revision
+        self.manifest_name = f"{listing.revision}.json"
+        self._revision, self._asked = listing.revision, listing.asked_revision
+
+    def path(self, file: RemoteFile) -> Path:
+        safe_name(file.name)
+        return self.base / "blobs" / safe_name(file.etag or digest(file.identity))
+
+    def part(self, file: RemoteFile) -> Path:
+        return self.base / WORK / "parts" / f"{self.path(file).name}.part"
+
+    def show(self, file: RemoteFile) -> None:
+        link, blob = self.result / file.name, self.path(file)
+        link.parent.mkdir(parents=True, exist_ok=True)
+        if link.is_symlink() and link.resolve() == blob.resolve():
+            return
+        fresh = link.with_name(f".{link.name}.{os.getpid()}")
+        fresh.unlink(missing_ok=True)
+        try:
+            fresh.symlink_to(os.path.relpath(blob, link.parent))
+        except OSError:  # no symlinks here (some shares): the cache's layout then holds the file itself
+            os.link(blob, fresh)
+        fresh.replace(link)
+
+    def seal(self) -> None:
+        if self._asked and self._asked != self._revision:
+            ref = self.base / "refs" / safe_name(self._asked)
+            ref.parent.mkdir(parents=True, exist_ok=True)
+            ref.write_text(self._revision)
+
+
+def is_here(target: Target, file: RemoteFile) -> bool:
+    """By name and size; by content only when asked to verify."""
+    path = target.path(file)
+    try:
+        size = path.stat().st_size
+    except OSError:
+        return False
+    return file.size is None or size == file.size
