@@ -196,7 +196,7 @@ _BUS_SCRIPT = (
 
 
 def parse_bus(text: str) -> Bus:
-    rows = re.findall(r"^gpu (\S+) ?(-?\d*)$", text, re.M)
+    rows = re.findall(r"^gpu (\S+)(?: (-?\d+))?\s*$", text, re.M)
     module = re.search(r"^NVRM version: .*?(\d+\.\d+(?:\.\d+)?)", text, re.M)
     iommu = re.search(r"^iommu (\d+)", text, re.M)
     cmdline = re.search(r"^cmdline (.*)$", text, re.M)

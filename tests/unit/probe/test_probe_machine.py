@@ -1,0 +1,158 @@
+"""Facts become a Machine: recorded texts of several machines, then this one."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from firstlight.core.errors import HostError
+from firstlight.core.machine import Machine
+from firstlight.core.ports import Completed
+from firstlight.core.schema import decode, encode
+from firstlight.core.units import MIB
+from firstlight.probe.facts import cuda, nvidia, system, topology
+from firstlight.probe.local import LocalHost
+from firstlight.probe.machine import probe_machine
+
+FACTS = Path(__file__).parents[2] / "facts"
+KNOWN = {
+    f.argv: f.name for f in (nvidia.SMI, nvidia.CAPABILITY, nvidia.LISTED, nvidia.BUS, cuda.CUDA, topology.TOPOLOGY, topology.P2P_ALLOWED)
+}
+KNOWN |= {f.argv: f.name for f in system.SYSTEM_FACTS}
+
+
+class RecordedHost:
+    """A host that is a set of texts: fact name -> case folder. Everything else is an absent command."""
+
+    name, is_local = "recorded", False
+
+    def __init__(self, cases: Mapping[str, str], variables: Mapping[str, str] | None = None) -> None:
+        self._cases, self._variables = cases, variables or {}
+
+    def run(self, argv: Sequence[str], **_: Any) -> Completed:
+        script = " ".join(argv)
+        name = KNOWN.get(tuple(argv)) or ("gpu-processes" if "btime" in script else "space" if "df -kP" in script else "")
+        if name not in self._cases:
+            raise HostError("command-not-found", "not recorded")
+        return Completed(returncode=0, stdout=(FACTS / name / self._cases[name] / "stdout").read_bytes(), stderr=b"")
+
+    def environ(self) -> Mapping[str, str]:
+        return self._variables
+
+
+def machine(variables: Mapping[str, str] | None = None, **cases: str) -> Machine:
+    found = probe_machine(RecordedHost({k.replace("_", "-"): v for k, v in cases.items()}, variables))  # type: ignore[arg-type]
+    assert decode(encode(found), Machine) == found, "a machine file replays"
+    return found
+
+
+def test_eight_workstation_gpus_with_somebody_on_them() -> None:
+    found = machine(
+        nvidia_smi="8xrtx-pro-6000-held",
+        nvidia_smi_query="8xrtx-pro-6000",
+        cuda="8xrtx-pro-6000",
+        pci_bus="8xrtx-pro-6000",
+        nvidia_smi_topo="8xrtx-pro-6000-pcie",
+        nvidia_smi_p2p="8xrtx-pro-6000-ok",
+        gpu_processes="three-kinds",
+    )
+    first = found.accelerators[0]
+    assert len(found.accelerators) == 8
+    assert (first.sm, first.driver_total_bytes, first.cuda_total_bytes, first.cuda_total_rung) == (
+        120,
+        97887 * MIB,
+        101973360640,
+        "measured",
+    )
+    assert first.catalog_id
+    assert first.catalog_id.startswith("rtx-pro-6000-blackwell")
+    assert [g.numa_node for g in found.accelerators] == [0, 0, 0, 0, 1, 1, 1, 1]
+    holder = first.processes[0]
+    assert (holder.ours, holder.run, holder.user) == (True, "demo-20261130-070000-ab12", "llm")
+    assert [p.container for p in found.accelerators[1].processes] == ["4f5e6d7c8b9a"]
+    assert [p.unit for p in found.accelerators[2].processes] == ["vllm.service"]
+    assert len(found.links) == 28
+    pair = found.links[0]
+    assert (pair.kind, pair.p2p, pair.p2p_allowed, pair.bandwidth_bytes_per_second) == ("pix", None, "OK", 3.938e9 * 16)
+    narrow = next(link for link in found.links if (link.a, link.b) == (2, 3))
+    assert narrow.bandwidth_bytes_per_second == 3.938e9 * 8, "the narrower card sets the pace"
+    assert (found.driver_version, found.cuda_driver_version, found.findings) == ("575.57.08", "12.9", [])
+
+
+def test_a_gpu_in_mig_mode_is_its_devices() -> None:
+    found = machine(nvidia_smi="2xh100-one-mig", nvidia_smi_list="2xh100-one-mig")
+    assert [(g.index, g.mig, g.mig_profile) for g in found.accelerators] == [(0, False, None), (1, True, "3g.40gb"), (2, True, "3g.40gb")]
+    one, two = found.accelerators[1:]
+    assert (one.uuid, one.cuda_total_bytes) == ("MIG-11111111-aaaa-5555-bbbb-0123456789ab", 40448 * MIB)
+    assert [len(g.processes) for g in (one, two)] == [1, 0], "a process belongs to its own device"
+    assert found.accelerators[0].sm == 90, "the catalog knows what an old driver does not say"
+
+
+def test_unified_memory_is_the_hosts() -> None:
+    found = machine(nvidia_smi="gb10", nvidia_smi_query="gb10", cuda="gb10", meminfo="spark")
+    gpu = found.accelerators[0]
+    assert (gpu.unified_memory, gpu.driver_total_bytes, gpu.cuda_total_bytes, gpu.sm) == (True, None, 128526000128, 121)
+    assert gpu.free_bytes == found.memory_available_bytes == 118213404 * 1024
+    without_python = machine(nvidia_smi="gb10", meminfo="spark")
+    assert without_python.accelerators[0].sm == 121
+    assert without_python.accelerators[0].cuda_total_rung == "computed"
+
+
+def test_an_old_driver_and_an_unknown_card() -> None:
+    found = machine(nvidia_smi="2xrtx-4090-driver-525", nvidia_smi_query="old-driver", nvidia_smi_p2p="2xrtx-4090-refused")
+    assert [g.sm for g in found.accelerators] == [89, 89]
+    assert [g.pcie_width for g in found.accelerators] == [16, 4]
+    assert found.links == [], "no topology was read, so no link is claimed"
+
+
+@pytest.mark.parametrize(
+    ("cases", "code"),
+    [
+        ({"nvidia_smi": "no-driver", "pci_bus": "gpu-without-driver"}, "driver-not-loaded"),
+        ({"pci_bus": "gpu-without-driver"}, "driver-not-loaded"),
+        ({"nvidia_smi": "version-mismatch", "pci_bus": "8xrtx-pro-6000"}, "driver-library-mismatch"),
+        ({"nvidia_smi": "no-devices", "pci_bus": "driver-without-gpu"}, "driver-without-gpu"),
+        ({"nvidia_smi": "silent", "pci_bus": "8xrtx-pro-6000"}, "driver-does-not-answer"),
+        ({"pci_bus": "8xrtx-pro-6000"}, "driver-does-not-answer"),
+        ({"nvidia_smi": "1xh200", "pci_bus": "8xrtx-pro-6000"}, "gpu-not-listed"),
+        ({"nvidia_smi": "needs-reset"}, "gpu-needs-reset"),
+        ({"nvidia_smi": "absent", "pci_bus": "no-gpu"}, None),
+        ({"nvidia_smi": "no-driver", "pci_bus": "no-gpu"}, None),
+        ({}, None),
+    ],
+)
+def test_what_is_wrong_between_bus_and_driver(cases: dict[str, str], code: str | None) -> None:
+    found = machine(**cases)
+    assert [f.code for f in found.findings] == ([code] if code else [])
+    assert all(f.evidence and f.hint for f in found.findings)
+
+
+def test_secrets_of_the_environment_are_not_kept() -> None:
+    variables = {
+        "HF_TOKEN": "hf_canary",
+        "VLLM_API_KEY": "canary",
+        "https_proxy": "http://me:canary@proxy:3128",
+        "NCCL_PROTO": "LL",
+        "HOME": "/home/me",
+    }
+    found = machine(variables)
+    assert found.environment == {
+        "HF_TOKEN": "(set)",
+        "NCCL_PROTO": "LL",
+        "VLLM_API_KEY": "(set)",
+        "https_proxy": "http://proxy:3128",
+    }
+    assert b"canary" not in encode(found)
+
+
+def test_this_machine(tmp_path: Path) -> None:
+    raw: dict[str, str] = {}
+    (tmp_path / "big.bin").write_bytes(bytes(80 << 20))
+    found = probe_machine(LocalHost(), paths=[str(tmp_path), str(tmp_path / "not" / "yet")], raw=raw, measure_reads=True)
+    assert found.memory_total_bytes
+    assert found.cpu_count
+    assert found.limits["nofile"]
+    assert [s.path for s in found.storage] == [str(tmp_path), str(tmp_path / "not" / "yet")]
+    assert found.storage[0].free_bytes == found.storage[1].free_bytes
+    assert set(raw) >= {"uname", "cpu", "meminfo", "cgroup", "limits", "mounts", "space", "ports", "tools", "nvidia-smi", "pci-bus"}
