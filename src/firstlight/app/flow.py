@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 from typing import NamedTuple
 
 from firstlight.app.session import Session
-from firstlight.app.stages import look, prove, start
+from firstlight.app.stages import look, prove, start, watching
 from firstlight.core.errors import FirstlightError
 from firstlight.core.run import RunState
 
@@ -29,10 +29,9 @@ STAGES: tuple[Stage, ...] = (
     Stage("preflight", "every check, every problem at once", look.preflight, skippable=True, changes=False),
     Stage("plan", "memory, context, layout, the exact command", look.plan, changes=False),
     Stage("fetch", "weights on disk, verified", start.fetch),
-    Stage("rehearse", "the plan with dummy weights on the real GPUs", start.rehearse, skippable=True),
     Stage("overlay", "patched JSON beside links; the checkpoint is never touched", start.overlay),
     Stage("launch", "start the engine under a supervisor", start.launch),
-    Stage("watch", "until it is ready, or until the first cause is known", start.watch),
+    Stage("watch", "until it is ready, or until the first cause is known", watching.watch),
     Stage("verify", "prove that the answers make sense", prove.verify, skippable=True),
     Stage("bench", "measure, next to what was promised", prove.bench, skippable=True),
     Stage("report", "what is served, and what to do next", prove.report),

@@ -79,8 +79,13 @@ class RunFolder:
                 continue
 
     @property
+    def attempt(self) -> Path:
+        """The folder of the current attempt: the supervisor's records and the engine's log."""
+        return self.path / "attempts" / str(self.run.attempt)
+
+    @property
     def log(self) -> Path:
-        return self.path / "engine.log"
+        return self.attempt / "engine.log"
 
 
 def _unwritable(path: Path, error: OSError) -> FirstlightError:
@@ -159,6 +164,18 @@ class RunStore:
         evidence = [f"looked in {self.root}", f"names there: {', '.join(known) or 'none'}"]
         evidence += [f"unreadable: {u.folder} ({u.code})" for u in unreadable[:3]]
         raise UsageError("run-not-found", f"no run is called {ref!r}", evidence=tuple(evidence), hint="firstlight get runs")
+
+    def claimed(self, name: str) -> bool:
+        """Whether an `up` or `down` of this name is at work right now."""
+        path = self.root.parent / "locks" / f"{slug(name)}.lock"
+        try:
+            with open(path, "rb") as handle:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except FileNotFoundError:
+            return False
+        except OSError:
+            return True
+        return False
 
     @contextmanager
     def claim(self, name: str) -> Iterator[None]:

@@ -125,7 +125,8 @@ def count_findings(findings: list[Finding]) -> str:
 async def plan(session: Session) -> str:
     session.plan_set = await asyncio.to_thread(_plan, session)
     session.add(session.plan_set.findings)
-    session.add(await asyncio.to_thread(_checks, session))
+    if "preflight" not in session.options.skip:
+        session.add(await asyncio.to_thread(_checks, session))
     session.save(session.plan_set, "plan.json")
     return describe.plan(session.plan_set)
 

@@ -1,0 +1,15 @@
+"""`firstlight attach RUN`: follow a run as if it had just been started here."""
+
+import click
+
+
+@click.command("attach", short_help="follow a run as if it had just been started")
+@click.argument("run")
+def command(run: str) -> int:
+    """Shows phases and progress of RUN until it is ready or over. Leaving with Ctrl-C leaves the run as it is."""
+    import asyncio
+
+    from firstlight.app.following import follow
+    from firstlight.app.store import RunStore
+
+    return asyncio.run(follow(RunStore().find(run)))

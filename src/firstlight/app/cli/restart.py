@@ -1,0 +1,21 @@
+"""`firstlight restart RUN`: the same spec again, under the same supervisor."""
+
+import click
+
+
+@click.command("restart", short_help="stop a run and start the same plan again")
+@click.argument("run")
+def command(run: str) -> int:
+    """Stops the engine of RUN and starts it again exactly as it was; follows it until it is ready."""
+    import asyncio
+
+    from firstlight.app.following import follow
+    from firstlight.app.store import RunStore
+    from firstlight.launch.client import SupervisorClient
+    from firstlight.probe.hosts import open_host
+
+    folder = RunStore().find(run)
+    client = SupervisorClient(open_host(folder.run.host), str(folder.attempt))
+    position = max((e.byte for e in client.past_events()), default=0)
+    client.restart()
+    return asyncio.run(follow(folder, from_byte=position))

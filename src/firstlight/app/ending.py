@@ -1,0 +1,46 @@
+"""Ending a run: graceful, then not, then the proof that nothing is left."""
+
+from typing import Any
+
+from firstlight.app.reconcile import reconcile
+from firstlight.app.store import RunFolder
+from firstlight.core.errors import FirstlightError
+from firstlight.core.run import TERMINAL, Run, RunState
+from firstlight.launch.client import SupervisorClient
+from firstlight.launch.ownership import find_processes
+from firstlight.probe.hosts import open_host
+
+
+def end(folder: RunFolder, *, kill: bool = False) -> Run:
+    """Stops whatever lives of the run, supervised or orphaned. Raises FirstlightError `not-clean` when something stays."""
+    run = reconcile(folder)
+    client = SupervisorClient(open_host(run.host), str(folder.attempt))
+    proof = _proof(client, kill) if _lives(client, run) else None
+    if proof is not None and proof.get("clean") is False:
+        raise FirstlightError(
+            "not-clean", f"something of {run.name!r} is still there", evidence=tuple(describe(proof)), hint="look at it, and try again"
+        )
+    return folder.update(state=RunState.STOPPED, reason=None) if run.state not in TERMINAL else run
+
+
+def _lives(client: SupervisorClient, run: Run) -> bool:
+    try:
+        client.status()
+    except FirstlightError as e:
+        if e.code == "never-supervised":
+            return False
+        raise
+    found = find_processes(client.host, client.folder)
+    return found.supervised or bool(found.processes)
+
+
+def _proof(client: SupervisorClient, kill: bool) -> dict[str, Any]:
+    status = client.stop(grace_seconds=0 if kill else None)
+    exit_record = client.exit() or status.exit or {}
+    found = exit_record.get("proof")
+    return found if isinstance(found, dict) else client.sweep()
+
+
+def describe(proof: dict[str, Any]) -> list[str]:
+    """The proof as lines: what was looked at and what is still there."""
+    return [f"{name}: {value}" for name, value in proof.items() if name != "clean" and value not in (None, [], {})]

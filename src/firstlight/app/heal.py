@@ -1,0 +1,153 @@
+"""The healing loop: failure -> diagnosis -> remedy -> constraint -> plan again. Never the same plan twice, every step on record."""
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from firstlight.app import flow
+from firstlight.app.session import Session
+from firstlight.app.stages.watching import EngineFailed
+from firstlight.core.diagnosis import Diagnosis, Remedy, Safety
+from firstlight.core.ids import digest
+from firstlight.core.intent import Intent
+from firstlight.core.plan import Constraint
+
+ATTEMPT = ("overlay", "launch", "watch")
+
+
+class Step(Struct, frozen=True, kw_only=True):
+    """One attempt of the story: tried, saw, changed, because."""
+
+    attempt: int
+    tried: str
+    saw: str
+    changed: str | None = None
+    because: str | None = None
+
+
+async def start_with_remedies(session: Session) -> None:
+    """Starts the plan; a failure with an allowed remedy is planned around, at most `attempts` times.
+
+    Raises EngineFailed when no remedy is left, is allowed, or changes anything.
+    """
+    stages = [s for s in flow.STAGES if s.name in ("rehearse", *ATTEMPT)]
+    seen: set[str] = set()
+    story: list[Step] = []
+    while True:
+        try:
+            seen.add(_identity(session))
+            await flow.run_stages(session, stages if session.attempt == 1 else [s for s in stages if s.name in ATTEMPT])
+        except EngineFailed as failure:
+            step = Step(attempt=session.attempt, tried=_tried(session), saw=f"{failure.code}: {failure.message}")
+            remedy = None if session.attempt >= session.options.attempts else choose(session, failure.diagnosis)
+            if remedy is None:
+                _tell(session, [*story, step])
+                raise
+            constraints = constraints_of(failure.diagnosis, remedy)
+            step = msgspec.structs.replace(step, changed=_changes(constraints), because=remedy.because)
+            story.append(step)
+            _tell(session, story)
+            await _plan_again(session, constraints, seen, failure)
+        else:
+            return
+
+
+def choose(session: Session, diagnosis: Diagnosis) -> Remedy | None:
+    """The first remedy that changes the plan and may be done: safe ones alone, `ask` ones with a yes or `--allow`."""
+    for remedy in diagnosis.remedies:
+        if not remedy.change or remedy.safety is Safety.NEVER:
+            continue
+        if remedy.safety is Safety.SAFE:
+            return remedy
+        name = "-".join(sorted(remedy.change)).replace("_", "-")
+        if session.consent.given(name, f"Change {_words(remedy.change)}?", evidence=(remedy.because,)):
+            return remedy
+    return None
+
+
+def constraints_of(diagnosis: Diagnosis, remedy: Remedy) -> list[Constraint]:
+    source = diagnosis.cause.code if diagnosis.cause else "unknown"
+    return [Constraint(field=k, op="==", value=v, because=remedy.because, source=source) for k, v in (remedy.change or {}).items()]
+
+
+async def _plan_again(session: Session, constraints: Sequence[Constraint], seen: set[str], failure: EngineFailed) -> None:
+    """The next plan under the new constraints. Raises the failure when the plan would be one that was tried."""
+    session.supervisor = None
+    await _release(session)
+    session.intent = yielded(session, constraints)
+    session.constraints.extend(constraints)
+    session.attempt += 1
+    await flow.run_stages(session, [s for s in flow.STAGES if s.name == "plan"])
+    if _identity(session) in seen:
+        raise failure
+
+
+async def _release(session: Session) -> None:
+    """Facts that the failed attempt changed: which ports are taken."""
+    from firstlight.probe.machine import probe_machine
+
+    fresh = await asyncio.to_thread(probe_machine, session.host)
+    if session.machine is not None:
+        session.machine = msgspec.structs.replace(fresh, engines=session.machine.engines)
+
+
+def yielded(session: Session, constraints: Sequence[Constraint]) -> Intent:
+    """The intent without what a remedy replaces: flags after `--` would win over the plan's own."""
+    intent = session.intent
+    fields = {c.field.lstrip("-").replace("-", "_") for c in constraints}
+    port = None if "port" in fields else intent.port
+    return msgspec.structs.replace(intent, extra_args=without_flags(intent.extra_args, fields), port=port)
+
+
+def without_flags(args: Sequence[str], fields: set[str]) -> list[str]:
+    """`args` without the named flags and their values, in any spelling (`--a-b 1`, `--a_b=1`)."""
+    kept: list[str] = []
+    dropping = False
+    for word in args:
+        if word.startswith("--"):
+            dropping = word[2:].partition("=")[0].replace("-", "_") in fields
+            if dropping:
+                dropping = "=" not in word
+                continue
+        elif word.startswith("-") and not word[1:2].isdigit():
+            dropping = False
+        if not dropping:
+            kept.append(word)
+    return kept
+
+
+def _identity(session: Session) -> str:
+    best = session.best
+    return digest([best.args, best.env, best.overlay, session.intent.extra_args, session.intent.port])
+
+
+def _tried(session: Session) -> str:
+    from firstlight.app.stages import describe
+
+    return describe.layout(session.best)
+
+
+def _changes(constraints: Sequence[Constraint]) -> str:
+    return ", ".join(f"{c.field} {c.op if c.op != '==' else '='} {c.value}" for c in constraints)
+
+
+def _words(change: dict[str, Any]) -> str:
+    return ", ".join(f"{k} to {v}" for k, v in change.items())
+
+
+def _tell(session: Session, story: list[Step]) -> None:
+    """The story as one readable page, `story.md` in the run folder."""
+    last = story[-1]
+    session.emitter.emit("healing", **msgspec.to_builtins(last))
+    if last.changed:
+        session.emitter.emit("say", text=f"attempt {last.attempt}: saw {last.saw}; changed {last.changed}, because {last.because}")
+    if session.folder is not None:
+        session.folder.write("story.md", "\n\n".join([f"# {session.name}", *map(_paragraph, story), ""]).encode())
+
+
+def _paragraph(step: Step) -> str:
+    lines = [f"- tried: {step.tried}", f"- saw: {step.saw}", f"- changed: {step.changed or 'nothing'}", f"- because: {step.because or '-'}"]
+    return "\n".join([f"## Attempt {step.attempt}", "", *lines])

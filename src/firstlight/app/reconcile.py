@@ -1,0 +1,80 @@
+"""What a run's record says against what is really there: a killed client or supervisor hides nothing."""
+
+from firstlight.app.store import RunFolder, RunStore, UnreadableRun
+from firstlight.core.errors import FirstlightError, HostError
+from firstlight.core.run import TERMINAL, Run, RunState
+
+PROVEN = frozenset({RunState.READY, RunState.VERIFIED, RunState.SERVING})
+
+
+def reconcile(folder: RunFolder) -> Run:
+    """The run as it is now; its record is brought up to date where it is behind. Nothing is stopped or started."""
+    run = folder.run
+    if run.state in TERMINAL:
+        return run
+    try:
+        state, reason = _look(folder, run)
+    except HostError as e:
+        return _changed(run, run.state, e.message)
+    if (state, reason) != (run.state, run.reason):
+        return folder.update(state=state, reason=reason)
+    return run
+
+
+def _look(folder: RunFolder, run: Run) -> tuple[RunState, str | None]:
+    from firstlight.launch.client import SupervisorClient
+    from firstlight.probe.hosts import open_host
+
+    busy = RunStore().claimed(run.name)
+    try:
+        status = SupervisorClient(open_host(run.host), str(folder.attempt)).status()
+    except FirstlightError as e:
+        if e.code != "never-supervised":
+            raise
+        return (run.state, None) if busy else (RunState.FAILED, "interrupted before the engine was started")
+    if status.answering:
+        return _supervised(run, status.state, status.reason, busy)
+    return _unsupervised(folder, run, status.state)
+
+
+def _supervised(run: Run, state: str, reason: str | None, busy: bool) -> tuple[RunState, str | None]:
+    match state:
+        case "stopped":
+            return RunState.STOPPED, reason
+        case "failed":
+            return RunState.FAILED, reason
+        case "stopping":
+            return RunState.STOPPING, reason
+        case "restarting":
+            return RunState.STARTING, "the engine is started again"
+        case "ready":
+            return (run.state, None) if run.state in PROVEN or busy else (RunState.READY, "not verified")
+        case _:
+            return (run.state, None) if busy else (RunState.STARTING, None)
+
+
+def _unsupervised(folder: RunFolder, run: Run, recorded: str) -> tuple[RunState, str | None]:
+    """The supervisor is gone: over, or killed. Processes that outlived it are named."""
+    from firstlight.launch.ownership import find_processes
+    from firstlight.probe.hosts import open_host
+
+    if recorded in ("stopped", "failed"):
+        return RunState(recorded), run.reason
+    found = find_processes(open_host(run.host), str(folder.attempt))
+    if found.supervised:
+        return run.state, "the supervisor does not answer"
+    if found.processes:
+        return run.state, f"orphaned: {len(found.processes)} processes live without a supervisor; firstlight down {run.name} ends them"
+    return RunState.FAILED, "its supervisor was killed"
+
+
+def _changed(run: Run, state: RunState, reason: str) -> Run:
+    import msgspec
+
+    return msgspec.structs.replace(run, state=state, reason=reason)
+
+
+def reconciled_runs(store: RunStore) -> tuple[list[Run], list[UnreadableRun]]:
+    """Every run as it is now, newest first, and the folders that cannot be read."""
+    runs, unreadable = store.scan()
+    return [reconcile(folder) for folder, _ in runs], unreadable

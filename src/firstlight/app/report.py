@@ -1,0 +1,102 @@
+"""The last word of `up` on stdout: endpoint, a curl line, promised next to measured, what to do next."""
+
+import json
+import shlex
+
+import click
+
+from firstlight.app.output import emit
+from firstlight.app.session import Session
+from firstlight.app.stages import prove
+from firstlight.core.figures import Figure
+from firstlight.core.run import Endpoint
+from firstlight.core.units import format_bytes, format_seconds
+from firstlight.core.verdict import BenchReport, Promise
+
+NEXT = "logs {name} -f | bench {name} | down {name}"
+
+
+def print_report(session: Session) -> None:
+    endpoint = prove.endpoint_of(session)
+    rows = [("endpoint", endpoint.base_url), ("model", endpoint.model)]
+    rows += [("verified", prove.summary(session.verdict))] if session.verdict else [("verified", "no: verification was skipped")]
+    rows += [("measured", prove.headline(session.bench))] if session.bench else []
+    _rows(rows)
+    if session.bench and session.bench.promises:
+        click.echo()
+        _promises(session.bench)
+    click.echo(f"\n{'try it':10} {curl_line(endpoint)}")
+    _rows([("next" if i == 0 else "", f"firstlight {verb}") for i, verb in enumerate(NEXT.format(name=session.name).split(" | "))])
+
+
+def print_dry_run(session: Session) -> None:
+    """The plan and the exact engine command."""
+    from firstlight.app.render_plan import print_plan_set
+
+    if session.plan_set is not None:
+        print_plan_set(session.plan_set)
+    if session.adapter is not None and session.launch is not None:
+        click.echo(f"\n{session.adapter.command(session.launch)}")
+
+
+def emit_plan(session: Session, output: str) -> None:
+    if session.plan_set is not None:
+        emit(session.plan_set, output, lambda: None)
+
+
+def emit_run(session: Session, output: str) -> None:
+    if session.folder is not None:
+        emit(session.folder.run, output, lambda: None)
+
+
+def _rows(rows: list[tuple[str, str]]) -> None:
+    for name, value in rows:
+        click.echo(f"{name:10} {value}")
+
+
+def curl_line(endpoint: Endpoint) -> str:
+    """A line to paste; a key is named by its file, never shown."""
+    body = json.dumps({"model": endpoint.model, "messages": [{"role": "user", "content": "Name the capital of France."}]})
+    key = f' -H "Authorization: Bearer $(cat {shlex.quote(endpoint.api_key_file)})"' if endpoint.api_key_file else ""
+    return f"curl -s {endpoint.base_url}/chat/completions -H 'Content-Type: application/json'{key} -d {shlex.quote(body)}"
+
+
+def _promises(report: BenchReport) -> None:
+    rows = [("", "promised", "measured")] + [(p.name, _figure(p.promised, p.unit), _figure(p.measured, p.unit)) for p in report.promises]
+    widths = [max(len(r[i]) for r in rows) for i in range(3)]
+    for row in rows:
+        click.echo("  " + "  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip())
+
+
+def _figure(figure: Figure, unit: str) -> str:
+    """`12.1 to 14.0 s (computed)`; an interval is shown as one, unknown as unknown."""
+    if figure.mid is None and figure.low is None and figure.high is None:
+        return "unknown"
+    if figure.low is None and figure.mid is None:
+        return f"at most {_number(figure.high, unit)} ({figure.rung})"
+    if figure.low == figure.high or figure.low is None or figure.high is None:
+        return f"{_number(figure.mid if figure.mid is not None else figure.low, unit)} ({figure.rung})"
+    return f"{_number(figure.low, unit)} to {_number(figure.high, unit)} ({figure.rung})"
+
+
+def _number(value: float | int | None, unit: str) -> str:
+    if unit == "bytes":
+        return format_bytes(value)
+    if unit == "s":
+        return format_seconds(value)
+    return f"{value:,.4g} {unit}".rstrip()
+
+
+def promise_rows(session: Session) -> list[Promise]:
+    """What the plan said of the start, next to what came; the bench adds its own."""
+    predicted = session.plan_set.best.predicted if session.plan_set and session.plan_set.best else None
+    took = session.stage_seconds.get("watch")
+    if predicted is None or took is None:
+        return []
+    return [Promise(name="ready after", unit="s", promised=predicted.ready_seconds, measured=measured(took))]
+
+
+def measured(value: float) -> Figure:
+    from firstlight.core.figures import Rung
+
+    return Figure.exact(value, Rung.MEASURED)

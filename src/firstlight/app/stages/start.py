@@ -1,0 +1,152 @@
+"""From a plan to a running engine: fetch, rehearse, overlay, launch. Nothing before this file changes anything."""
+
+import asyncio
+from collections.abc import Callable
+from urllib.parse import urlsplit
+
+import msgspec
+
+from firstlight.app.places import cache_folder
+from firstlight.app.session import Session
+from firstlight.core.errors import FirstlightError
+from firstlight.core.fetch import Fetched, FetchProgress
+from firstlight.core.ids import digest
+from firstlight.core.run import TERMINAL, Endpoint, LaunchSpec, RunState
+from firstlight.core.units import format_bytes
+
+CONSENT_BYTES = 10**9
+FIRST_PORT = 8000
+
+
+async def fetch(session: Session) -> str:
+    """Weights on disk. A model that is there already costs nothing; more than 1 GB is asked for first."""
+    if session.model.path is not None:
+        return "already on this disk"
+    if session.model.format == "config-only":
+        raise FirstlightError(
+            "weights-absent",
+            "the checkpoint has a config and no weights",
+            evidence=(session.model.ref,),
+            hint="name a folder or repository that holds the weights",
+        )
+    fetched = await fetch_model(session)
+    session.checkpoint = msgspec.structs.replace(session.model, path=fetched.path)
+    session.save(session.checkpoint, "checkpoint.json")
+    return f"{format_bytes(fetched.bytes_fetched)} fetched to {fetched.path}"
+
+
+async def fetch_model(session: Session) -> Fetched:
+    """Fetches the intent's model with progress events, after consent where it is large."""
+    from firstlight.fetch.fetch import fetch as fetch_files
+
+    await _consent_to_fetch(session)
+    if session.folder:
+        session.folder.update(state=RunState.FETCHING)
+    return await fetch_files(session.intent.model, destination=None, on_progress=_fetch_progress(session), env=session.host.environ())
+
+
+async def _consent_to_fetch(session: Session) -> None:
+    from firstlight.fetch.estimate import estimate
+
+    expected = await asyncio.to_thread(estimate, session.intent.model, env=session.host.environ())
+    missing = expected.bytes_to_fetch
+    session.add(expected.findings)
+    if missing is None or missing > CONSENT_BYTES:
+        size = format_bytes(missing, digits=1)
+        session.consent.require(
+            "download",
+            f"Download {size} of {session.intent.model}?",
+            evidence=(f"to {expected.destination}", f"license: {expected.license or 'unknown'}"),
+        )
+
+
+def _fetch_progress(session: Session) -> Callable[[FetchProgress], None]:
+    def tell(p: FetchProgress) -> None:
+        session.emitter.emit("progress", done=p.bytes_done, total=p.bytes_total, unit="bytes", eta_seconds=p.eta_seconds, detail=p.note)
+
+    return tell
+
+
+async def overlay(session: Session) -> str:
+    """Patched JSON beside links, where the engine cannot take the checkpoint as it is."""
+    spec = session.best.overlay
+    if spec is None:
+        return "not needed"
+    from firstlight.launch.overlay import lay_overlay
+
+    session.overlay = await asyncio.to_thread(lay_overlay, session.host, session.model, spec, root=str(cache_folder() / "overlays"))
+    session.save(session.overlay, "overlay.json")
+    changes = [c for f in session.overlay.files for c in f.changes]
+    return f"{len(changes)} change{'s' if len(changes) != 1 else ''}: {spec.because}"
+
+
+async def launch(session: Session) -> str:
+    """Starts the engine under a supervisor of its own that outlives this terminal. Each attempt has a folder in the run."""
+    from firstlight.launch.client import start
+
+    if session.folder is None or session.adapter is None:
+        raise FirstlightError("no-run-folder", "a launch needs a run folder")
+    session.launch = make_launch(session)
+    session.endpoint = endpoint_for(session)
+    session.folder.write("command.txt", (session.adapter.command(session.launch) + "\n").encode())
+    session.save(session.launch, "launch.json")
+    session.save(session.endpoint, "endpoint.json")
+    session.folder.update(state=RunState.STARTING, engine=session.adapter.name, attempt=session.attempt, endpoint=session.endpoint)
+    session.save(session.launch, f"attempts/{session.attempt}/launch.json")
+    folder = str(session.folder.attempt)
+    session.supervisor = await asyncio.to_thread(start, session.host, folder=folder, spec=session.launch, run=session.folder.path.name)
+    status = await asyncio.to_thread(session.supervisor.status)
+    session.folder.update(supervisor=status.supervisor, engine_process=status.engine)
+    return f"{session.adapter.title} on port {session.launch.port}"
+
+
+def make_launch(session: Session) -> LaunchSpec:
+    """The plan as argv and environment, on a port that is free now and recorded."""
+    if session.adapter is None or session.install is None:
+        raise FirstlightError("no-engine", "no engine has been chosen", hint="run the probe stage first")
+    path = session.overlay.path if session.overlay else session.model.path
+    return session.adapter.launch(
+        candidate=session.best,
+        checkpoint=session.model,
+        intent=session.intent,
+        install=session.install,
+        model_path=path or session.intent.model,
+        served_name=served_name(session),
+        port=session.intent.port or free_port(session),
+    )
+
+
+def served_name(session: Session) -> str:
+    """The model's own name, never the overlay's path."""
+    return session.model.name or session.name
+
+
+def free_port(session: Session) -> int:
+    """The first port from 8000 on that nothing on the host listens at and no run of ours has claimed."""
+    taken = set(session.machine.ports_in_use if session.machine else [])
+    taken |= {urlsplit(r.endpoint.base_url).port or 0 for _, r in session.store.scan()[0] if r.endpoint and r.state not in TERMINAL}
+    return next(p for p in range(FIRST_PORT, 65536) if p not in taken)
+
+
+def endpoint_for(session: Session) -> Endpoint:
+    """Where clients reach it: a wildcard bind is reached at loopback from here."""
+    spec = session.launch
+    if spec is None:
+        raise FirstlightError("no-launch", "nothing has been launched")
+    host = "127.0.0.1" if spec.host in ("0.0.0.0", "::", "") else spec.host
+    shown = f"[{host}]" if ":" in host else host
+    return Endpoint(
+        base_url=f"http://{shown}:{spec.port}/v1",
+        model=spec.served_model_name,
+        engine=spec.engine,
+        engine_version=session.install.version if session.install else None,
+        api_key_file=session.intent.api_key_file,
+        max_model_len=session.best.max_model_len,
+    )
+
+
+def plan_digest(session: Session) -> str:
+    """The same digest is the same plan: what is asked for, of which files, on which engine build."""
+    intent = msgspec.structs.replace(session.intent, port=None)
+    install = session.install
+    return digest([intent, session.model.files, session.model.tensor_bytes, install and [install.engine, install.version, install.build]])

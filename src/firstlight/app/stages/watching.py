@@ -1,0 +1,169 @@
+"""From the first line of the engine's log to ready, or to the first cause of its end."""
+
+import asyncio
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+from firstlight.app.session import Session
+from firstlight.core.diagnosis import Diagnosis
+from firstlight.core.errors import EngineError, FirstlightError
+from firstlight.core.run import RunState
+from firstlight.core.units import format_seconds
+
+LOOK_SECONDS = 0.05
+STATES = {
+    "loading": RunState.LOADING,
+    "compiling": RunState.COMPILING,
+    "capturing": RunState.CAPTURING,
+    "warming": RunState.WARMING,
+    "ready": RunState.READY,
+}
+
+
+class EngineFailed(EngineError):
+    """The engine ended, or will never be ready; carries the diagnosis that healing works from."""
+
+    def __init__(self, diagnosis: Diagnosis, *, evidence: tuple[str, ...], hint: str | None) -> None:
+        cause = diagnosis.cause
+        super().__init__(
+            cause.code if cause else "cause-not-visible",
+            cause.title if cause else "the engine ended, and its log does not show why",
+            evidence=evidence,
+            hint=hint,
+        )
+        self.diagnosis = diagnosis
+
+
+class LogTail:
+    """Reads what the log has gained since the last look; a rotated log is read again from its beginning."""
+
+    def __init__(self, session: Session, path: str) -> None:
+        self.host, self.path, self.position = session.host, path, 0
+
+    def read(self) -> bytes:
+        info = self.host.stat(self.path)
+        if info is None or info.size == self.position:
+            return b""
+        if info.size < self.position:
+            self.position = 0
+        data = self.host.read(self.path, self.position, 8 << 20)
+        self.position += len(data)
+        return data
+
+
+async def watch(session: Session, *, from_byte: int = 0) -> str:
+    """Waits on the supervisor's events from `from_byte` on; the log's lines become events of the run meanwhile. Raises EngineFailed."""
+    from firstlight.watch.state import EngineLog
+
+    if session.folder is None or session.supervisor is None:
+        raise FirstlightError("no-launch", "nothing has been launched", hint="run the launch stage first")
+    tail = LogTail(session, str(session.folder.log))
+    log = EngineLog(session.launch.engine if session.launch else "auto", session.install.version if session.install else None)
+    queue = supervisor_events(session, from_byte)
+    while True:
+        try:
+            event = await asyncio.wait_for(queue.get(), LOOK_SECONDS)
+        except TimeoutError:
+            event = None
+        over = event is None or event.kind in ("ready", "died", "ended", "failed")
+        await _read_log(session, tail, log, drain=event is not None and over)
+        if event is None:
+            continue
+        if event.kind == "ready":
+            return _ready(session, event.data)
+        if event.kind in ("died", "ended", "failed"):
+            raise await failed(session, event.data)
+
+
+def supervisor_events(session: Session, from_byte: int = 0) -> "asyncio.Queue[Any]":
+    """The supervisor's events as a queue; the reading thread ends with the supervisor."""
+    loop, queue = asyncio.get_running_loop(), asyncio.Queue[Any]()
+
+    def read() -> None:
+        for event in session.supervisor.events(from_byte):
+            loop.call_soon_threadsafe(queue.put_nowait, event)
+
+    threading.Thread(target=read, name="supervisor-events", daemon=True).start()
+    return queue
+
+
+async def _read_log(session: Session, tail: LogTail, log: Any, *, drain: bool) -> None:
+    while data := await asyncio.to_thread(tail.read):
+        for event in log.feed(data, time.time()):
+            _tell(session, event)
+        if not drain:
+            return
+
+
+def _tell(session: Session, event: Any) -> None:
+    """A log event as an event of the run: phases move the run's state, progress moves the bar."""
+    if event.kind == "phase":
+        name = event.data["name"]
+        if session.folder and name in STATES and name != "ready":
+            session.folder.update(state=STATES[name])
+        session.emitter.emit("phase", name=name)
+    elif event.kind != "worker-phase":
+        session.emitter.emit(event.kind, line=event.line, worker=event.worker, **event.data)
+
+
+def _ready(session: Session, data: dict[str, Any]) -> str:
+    if session.folder:
+        session.folder.update(state=RunState.READY)
+    session.emitter.emit("ready", **data)
+    seconds = data.get("seconds")
+    return f"ready after {format_seconds(seconds)}" if seconds is not None else "ready"
+
+
+async def failed(session: Session, data: dict[str, Any]) -> EngineFailed:
+    """The diagnosis of a dead engine, written into the run and shown with its decisive lines."""
+    from firstlight.diagnose.diagnose import diagnose
+
+    assert session.folder is not None
+    session.emitter.emit("died", **data)
+    log = session.folder.log
+    text = await asyncio.to_thread(_read, log)
+    status = data.get("returncode")
+    diagnosis = await asyncio.to_thread(
+        diagnose,
+        text,
+        engine=session.launch.engine if session.launch else None,
+        version=session.install.version if session.install else None,
+        exit_status=status if isinstance(status, int) else None,
+    )
+    session.save(diagnosis, "diagnosis.json")
+    session.save(diagnosis, f"attempts/{session.attempt}/diagnosis.json")
+    lines = [f"line {e.line}: {e.text.strip()[:200]}" for e in diagnosis.cause.evidence[:4]] if diagnosis.cause else last_lines(text)
+    evidence = [_how_it_ended(data), *lines, f"full log: {log}"]
+    return EngineFailed(diagnosis, evidence=tuple(e for e in evidence if e), hint=first_hint(diagnosis))
+
+
+def _read(log: Path) -> bytes:
+    try:
+        return log.read_bytes()
+    except OSError:
+        return b""
+
+
+def last_lines(text: bytes, count: int = 4) -> list[str]:
+    return [line[:200] for line in text.decode("utf-8", "replace").splitlines() if line.strip()][-count:]
+
+
+def _how_it_ended(data: dict[str, Any]) -> str:
+    if data.get("signal"):
+        return f"the engine was killed by {data['signal']}"
+    if data.get("returncode") is not None:
+        return f"the engine ended with exit code {data['returncode']}"
+    return str(data.get("reason") or "")
+
+
+def first_hint(diagnosis: Diagnosis) -> str | None:
+    """The first remedy in words a person can use."""
+    for remedy in diagnosis.remedies:
+        if remedy.change:
+            flags = " ".join(f"--{k.replace('_', '-')} {v}" for k, v in remedy.change.items())
+            return f"{flags}: {remedy.because}" if remedy.because else flags
+        if remedy.action:
+            return remedy.action
+    return None

@@ -1,0 +1,129 @@
+"""`up`: the pipeline with its surroundings: one name one run, signals, the last word."""
+
+import asyncio
+from contextlib import suppress
+
+import msgspec
+
+from firstlight.app import flow, heal
+from firstlight.app.reconcile import reconcile
+from firstlight.app.session import Session
+from firstlight.app.stages import start
+from firstlight.core.errors import Exit, FirstlightError, UsageError
+from firstlight.core.intent import Intent
+from firstlight.core.plan import PlanSet
+from firstlight.core.run import TERMINAL, Run, RunState
+from firstlight.launch.client import SupervisorClient
+
+AGAIN = ("verify", "report")
+
+
+async def up(session: Session) -> None:
+    """Takes the session's intent to a verified endpoint. Raises FirstlightError, or CancelledError after Ctrl-C."""
+    if session.options.dry_run:
+        await flow.run_stages(session, flow.stages_between("inspect", "plan"))
+        session.launch = start.make_launch(session)
+        return
+    with session.store.claim(session.name):
+        if not await _verified_again(session):
+            await _fresh(session)
+    if session.options.foreground:
+        await _stay(session)
+
+
+async def _verified_again(session: Session) -> bool:
+    """Whether this very plan serves already: then it is verified again. Raises UsageError `name-in-use` for another plan."""
+    running = [(folder, run) for folder, _ in session.store.active(session.name) if (run := reconcile(folder)).state not in TERMINAL]
+    if not running:
+        return False
+    folder, run = running[0]
+    if run.endpoint is None or not _same(session.intent, folder.load(Intent, "intent.json")):
+        raise _name_in_use(run)
+    await flow.run_stages(session, flow.stages_between("inspect", "probe"))
+    if start.plan_digest(session) != run.plan_digest:
+        raise _name_in_use(run)
+    session.folder = session.emitter.folder = folder
+    session.endpoint, session.plan_set = run.endpoint, folder.try_load(PlanSet, "plan.json")
+    session.supervisor = _supervisor(session)
+    await flow.run_stages(session, [s for s in flow.STAGES if s.name in AGAIN])
+    return True
+
+
+def _same(mine: Intent, theirs: Intent) -> bool:
+    """Whether two requests mean the same; a port that is not said may be any."""
+    port_agrees = mine.port in (None, theirs.port)
+    return port_agrees and msgspec.structs.replace(mine, port=None) == msgspec.structs.replace(theirs, port=None)
+
+
+def _name_in_use(run: Run) -> UsageError:
+    serves = run.endpoint.base_url if run.endpoint else "nothing yet"
+    return UsageError(
+        "name-in-use",
+        f"{run.name!r} runs already, with another plan",
+        evidence=(f"run {run.id} is {run.state}", f"model {run.model}", f"serves {serves}"),
+        hint=f"firstlight down {run.name} stops it; --name OTHER starts this one beside it",
+    )
+
+
+async def _fresh(session: Session) -> None:
+    """A new run: its folder first, so that whatever happens is on record."""
+    session.folder = session.emitter.folder = session.store.create(name=session.name, model=session.intent.model, host=session.host.name)
+    session.save(session.intent, "intent.json")
+    try:
+        await flow.run_stages(session, flow.stages_between("inspect", "fetch"))
+        session.folder.update(plan_digest=start.plan_digest(session))
+        await heal.start_with_remedies(session)
+        await flow.run_stages(session, flow.stages_between("verify", "report"))
+    except FirstlightError as e:
+        _close(session, e)
+        raise
+    except asyncio.CancelledError:
+        await _interrupted(session)
+        raise
+
+
+def _close(session: Session, error: FirstlightError) -> None:
+    """The run's state after a failure: an endpoint that failed verification is left up, anything else is over."""
+    assert session.folder is not None
+    with suppress(FirstlightError):
+        if error.exit_code is Exit.VERIFICATION_FAILED:
+            session.folder.update(state=RunState.READY, reason="not verified", exit_code=int(error.exit_code))
+        else:
+            stop_engine(session)
+            session.folder.update(state=RunState.FAILED, reason=error.code, exit_code=int(error.exit_code))
+
+
+async def _interrupted(session: Session) -> None:
+    """Ctrl-C: the engine is stopped gracefully; a second one kills it (see `guard`)."""
+    assert session.folder is not None
+    session.emitter.emit("say", text="stopping; Ctrl-C again kills")
+    session.folder.update(state=RunState.STOPPING)
+    await asyncio.shield(asyncio.to_thread(stop_engine, session))
+    session.folder.update(state=RunState.STOPPED, reason="interrupted", exit_code=int(Exit.INTERRUPTED))
+
+
+def stop_engine(session: Session) -> None:
+    if session.supervisor is not None:
+        session.supervisor.stop()
+
+
+def _supervisor(session: Session) -> SupervisorClient:
+    assert session.folder is not None
+    return SupervisorClient(session.host, str(session.folder.attempt))
+
+
+async def _stay(session: Session) -> None:
+    """`--foreground`: until the engine is over (exit 5) or this process is told to end, which stops it."""
+    from firstlight.app.stages.watching import failed, supervisor_events
+
+    queue = supervisor_events(session)
+    try:
+        while True:
+            event = await queue.get()
+            if event.kind == "failed":
+                raise await failed(session, event.data)
+            if event.kind == "ended":
+                return
+    except asyncio.CancelledError:
+        await _interrupted(session)
+        raise

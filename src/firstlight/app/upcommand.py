@@ -1,0 +1,142 @@
+"""What `up` does with its options: session, signals, progress, the last word."""
+
+import asyncio
+import os
+import signal
+from pathlib import PurePath
+from typing import Any
+
+import msgspec
+
+from firstlight.app import flow
+from firstlight.app.consent import Consent
+from firstlight.app.emitter import Emitter
+from firstlight.app.plan_options import Planning
+from firstlight.app.progress import JsonLines, LiveProgress, PlainProgress, choose_progress
+from firstlight.app.session import Session, UpOptions
+from firstlight.app.store import RunStore
+from firstlight.app.up import up
+from firstlight.core.errors import Exit, UsageError
+from firstlight.core.ids import slug
+from firstlight.core.intent import Intent
+
+
+def run_up(model: str | None, output: str, options: dict[str, Any], planning: Planning) -> int:
+    """Runs the pipeline and prints its last word; returns the exit code. Raises FirstlightError."""
+    session = make_session(options, planning)
+    stages = [s.name for s in (flow.stages_between("inspect", "plan") if session.options.dry_run else flow.STAGES)]
+    progress = choose_progress(output, f"firstlight up {session.intent.model}", stages)
+    session.emitter.listeners.append(progress)
+    code = asyncio.run(_guarded(session, progress))
+    if code is Exit.OK:
+        _last_word(session, output)
+    return code
+
+
+def make_session(options: dict[str, Any], planning: Planning) -> Session:
+    from firstlight.engines.registry import load_adapters
+    from firstlight.probe.hosts import open_host
+
+    if planning.gpu or planning.machine_file or planning.checkpoint_file:
+        raise UsageError("machine-not-here", "`up` starts on a real machine", hint="plan takes --gpu, --machine and --checkpoint")
+    intent = _intent(options, planning.intent)
+    return Session(
+        intent=intent,
+        options=UpOptions(
+            accept=frozenset(options["accept"]),
+            ignore=frozenset(options["ignore"]),
+            skip=frozenset(options["skip"]),
+            dry_run=options["dry_run"],
+            foreground=options["foreground"],
+            attempts=options["attempts"],
+            rehearse=options["rehearse"],
+        ),
+        host=open_host(intent.host),
+        adapters=load_adapters(),
+        store=RunStore(),
+        consent=Consent(yes=options["yes"], allowed=frozenset(options["allow"])),
+        emitter=Emitter(None, []),
+        name=slug(options["name"] or name_of(intent.model)),
+    )
+
+
+def _intent(options: dict[str, Any], intent: Intent) -> Intent:
+    key_file = options["api_key_file"]
+    if options["bind"] not in ("127.0.0.1", "::1", "localhost") and not (key_file or options["allow_open"]):
+        raise UsageError(
+            "exposed-without-key",
+            f"{options['bind']} is reachable by others, and no key was given",
+            hint="--api-key-file FILE, or --allow-open if everybody may use it",
+        )
+    return msgspec.structs.replace(
+        intent,
+        model=_absolute(intent.model),
+        name=options["name"],
+        host=options["host"],
+        engine_python=options["engine_python"],
+        bind=options["bind"],
+        port=options["port"],
+        api_key_file=key_file and os.path.abspath(key_file),
+        allow_open=options["allow_open"],
+        gpus=_gpus(options["gpus"]),
+        env=dict(_pair(p) for p in options["env"]),
+    )
+
+
+def _absolute(model: str) -> str:
+    """A path on this machine as an absolute one, so that the same model is the same request from any folder."""
+    return os.path.abspath(os.path.expanduser(model)) if os.path.exists(os.path.expanduser(model)) else model
+
+
+def _gpus(text: str | None) -> list[int] | None:
+    try:
+        return None if text is None else [int(p) for p in text.split(",")]
+    except ValueError:
+        raise UsageError("bad-gpus", f"--gpus {text!r} is not a list of indices", hint="--gpus 0,1") from None
+
+
+def _pair(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not equals or not name:
+        raise UsageError("bad-env", f"--env {text!r} is not NAME=VALUE")
+    return name, value
+
+
+def name_of(model: str) -> str:
+    """`demo`, `org/Name@rev` -> Name, a folder's or file's own name without .gguf."""
+    plain = model.removeprefix("hf://").partition("@")[0] if not os.path.exists(model) else model
+    return PurePath(plain.rstrip("/").partition(":")[0] or plain).name.removesuffix(".gguf")
+
+
+async def _guarded(session: Session, progress: LiveProgress | PlainProgress | JsonLines) -> Exit:
+    """The pipeline under SIGINT and SIGTERM: the first stops gracefully, the second kills."""
+    task = asyncio.ensure_future(up(session))
+    received: list[int] = []
+
+    def on_signal(number: int) -> None:
+        received.append(number)
+        if len(received) == 1:
+            task.cancel()
+        elif session.supervisor is not None:
+            asyncio.get_running_loop().run_in_executor(None, lambda: session.supervisor.stop(grace_seconds=0))
+
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, on_signal, number)
+    with progress:
+        try:
+            await task
+        except asyncio.CancelledError:
+            return Exit.TERMINATED if received[:1] == [signal.SIGTERM] else Exit.INTERRUPTED
+    return Exit.OK
+
+
+def _last_word(session: Session, output: str) -> None:
+    from firstlight.app import report
+
+    if output == "human":
+        report.print_dry_run(session) if session.options.dry_run else report.print_report(session)
+    elif session.options.dry_run:
+        report.emit_plan(session, output)
+    else:
+        report.emit_run(session, output)
