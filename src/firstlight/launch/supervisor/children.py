@@ -9,7 +9,7 @@ import time
 from collections.abc import Generator, Mapping, Sequence
 from typing import Any
 
-from .members import MARKER
+from .members import HOOK, MARKER
 
 NOTED = frozenset({"ready", "failed", "died", "restarted", "wedged", "stopping", "ended"})
 
@@ -48,13 +48,13 @@ class Children:
 
     def hook(self, argv: Sequence[str] | None, kind: str, data: Mapping[str, Any]) -> None:
         if argv and kind in NOTED:
-            self.spawn(argv, {"FIRSTLIGHT_EVENT": kind, "FIRSTLIGHT_NAME": self._run, "FIRSTLIGHT_DATA": json.dumps(data)})
+            self.spawn(argv, {"FIRSTLIGHT_EVENT": kind, HOOK: self._run, "FIRSTLIGHT_DATA": json.dumps(data)})
 
     def ask(self, argv: Sequence[str] | None, data: Mapping[str, Any], *, patience: float = 60.0) -> Generator[float, None, bool]:
         """Whether the command allows it: exit 0, or no command. A command that fails to start, or to end in time, does not."""
         if not argv:
             return True
-        pid = self.spawn(argv, {"FIRSTLIGHT_NAME": self._run, "FIRSTLIGHT_DATA": json.dumps(data)})
+        pid = self.spawn(argv, {HOOK: self._run, "FIRSTLIGHT_DATA": json.dumps(data)})
         until = time.monotonic() + patience
         while pid is not None and self._status[pid] is None and time.monotonic() < until:
             yield 0.05

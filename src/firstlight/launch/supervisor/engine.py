@@ -67,7 +67,7 @@ def start(spec: Mapping[str, Any], *, run: str, runtime: str, keep_on_our_death:
     os.set_blocking(reader, False)
     found = procfs.process(pid)
     ticks = found.start_ticks if found else 0
-    return Engine(pid, ticks, Claim(run, pid, ticks, cgroup), reader, env)
+    return Engine(pid, ticks, Claim(run, pid, ticks, cgroup, supervisor=os.getpid()), reader, env)
 
 
 def signal_number(spec: Mapping[str, Any]) -> int:

@@ -6,7 +6,7 @@ import os
 import selectors
 import shutil
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from . import procfs
 from .ending import gpu_memory
@@ -28,6 +28,7 @@ class Keeper:
         self.shared_memory: set[str] = set()
         self.gpu: dict[str, int] | None = None
         self._members: dict[int, tuple[int, float, str]] = {}
+        self._ticks: dict[int, int] = {}
         self._files: dict[str, tuple[float, bytes]] = {}
 
     def task(self) -> Task:
@@ -44,12 +45,18 @@ class Keeper:
             descriptor = os.pidfd_open(pid)
         except (OSError, AttributeError):
             return
+        found = procfs.process(pid)
+        if found is None:
+            os.close(descriptor)
+            return
         name = procfs.command(pid)[:80]
+        self._ticks[pid] = found.start_ticks
         self._members[pid] = (descriptor, time.monotonic(), name)
         self._s.loop.selector.register(descriptor, selectors.EVENT_READ, lambda events: self._gone(pid))
 
     def _gone(self, pid: int) -> None:
         descriptor, since, name = self._members.pop(pid)
+        self._ticks.pop(pid, None)
         self._s.loop.selector.unregister(descriptor)
         os.close(descriptor)
         engine = self._s.engine
@@ -63,11 +70,18 @@ class Keeper:
         """Notes new members and the shared memory they hold: after a sudden death there is nobody to ask."""
         if self._s.engine is None:
             return
+        before = self.known()
         for member in self._current():
             pid = member.process.pid
             self.shared_memory |= procfs.shared_memory(pid)
             if pid not in self._members:
                 self.watch(pid)
+        if self.known() != before:
+            self._s.save()
+
+    def known(self) -> list[list[int]]:
+        """[pid, start ticks] of every living member that was seen."""
+        return [[pid, ticks] for pid, ticks in sorted(self._ticks.items())]
 
     def _current(self) -> list[Member]:
         assert self._s.engine is not None
@@ -117,6 +131,3 @@ class Keeper:
 
     def remove_runtime(self) -> None:
         shutil.rmtree(self._s.runtime, ignore_errors=True)
-
-    def report(self) -> list[dict[str, Any]]:
-        return [{"pid": pid, "command": name} for pid, (_, _, name) in sorted(self._members.items())]

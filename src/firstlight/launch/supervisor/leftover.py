@@ -46,7 +46,8 @@ def claim_of(folder: str) -> Claim:
     if ref and ref.get("boot_id") not in (None, "", procfs.boot_id()):
         return Claim(str(run))
     pid, ticks = ref.get("pid") or engine.get("pid"), ref.get("start_ticks") or engine.get("start_ticks")
-    return Claim(str(run), pid, ticks, record.get("cgroup") or engine.get("cgroup"))
+    known = frozenset((int(m[0]), int(m[1])) for m in record.get("members") or [] if isinstance(m, list) and len(m) == 2)
+    return Claim(str(run), pid, ticks, record.get("cgroup") or engine.get("cgroup"), known)
 
 
 def find(folder: str) -> dict[str, Any]:

@@ -9,19 +9,25 @@ from . import procfs
 from .procfs import Process
 
 MARKER = "FIRSTLIGHT_RUN"
+HOOK = "FIRSTLIGHT_NAME"  # stands in the environment of the user's own commands, which are no part of the run
 
 
 class Claim(NamedTuple):
-    """What a run knows of its processes. engine: pid and start ticks of the engine's main process, which leads its own session."""
+    """What a run knows of its processes. engine: pid and start ticks of the engine's main process, which leads its own session.
+
+    known: (pid, start ticks) of members seen before. supervisor: its pid, to which the engine's orphans come.
+    """
 
     run: str
     engine_pid: int | None = None
     engine_ticks: int | None = None
     cgroup: str | None = None
+    known: frozenset[tuple[int, int]] = frozenset()
+    supervisor: int | None = None
 
 
 class Member(NamedTuple):
-    """proof: `engine`, `cgroup`, `session`, `marker` or `child`."""
+    """proof: `engine`, `cgroup`, `session`, `known`, `orphan`, `marker` or `child`."""
 
     process: Process
     proof: str
@@ -30,8 +36,9 @@ class Member(NamedTuple):
 def members(claim: Claim) -> list[Member]:
     """Every living process of the run, zombies left out.
 
-    Four proofs: the recorded start time; the run's own cgroup; the engine's session (its number is not given out again while a
-    process holds it, and nothing older than the engine can be in it); the marker in the environment. Children of those are ours too.
+    The proofs: the recorded start time; the run's own cgroup; the engine's session (its number is not given out again while a
+    process holds it, and nothing older than the engine can be in it); a member seen before; an orphan that came to the supervisor;
+    the marker in the environment. Children of those are ours too.
     """
     everyone = {p.pid: p for p in procfs.processes() if p.state not in "ZX"}
     in_cgroup = cgroup_pids(claim.cgroup)
@@ -48,7 +55,12 @@ def _proof(claim: Claim, process: Process, in_cgroup: frozenset[int]) -> str | N
         return "cgroup"
     if claim.engine_ticks is not None and process.sid == claim.engine_pid and process.start_ticks >= claim.engine_ticks:
         return "session" if not _reused(claim) else None
-    return "marker" if procfs.environment(process.pid).get(MARKER) == claim.run else None
+    if (process.pid, process.start_ticks) in claim.known:
+        return "known"
+    environment = procfs.environment(process.pid)
+    if process.ppid == claim.supervisor and HOOK not in environment:
+        return "orphan"
+    return "marker" if environment.get(MARKER) == claim.run else None
 
 
 def _reused(claim: Claim) -> bool:

@@ -103,6 +103,7 @@ class Supervisor:
             "supervisor": {"pid": os.getpid(), "start_ticks": me.start_ticks if me else 0, "boot_id": boot},
             "engine": {"pid": engine.pid, "start_ticks": engine.start_ticks, "boot_id": boot} if engine else None,
             "cgroup": engine.claim.cgroup if engine else None,
+            "members": self.keeper.known(),
             "runtime": self.runtime,
             "socket": self.control.path,
             "port": int(self.spec.get("port") or 0),
@@ -146,7 +147,7 @@ class Supervisor:
         pid, ticks = int(ref["pid"]), int(ref["start_ticks"])
         if procfs.same(pid, ticks) is None:
             raise engines.StartError("engine-gone", f"pid {pid} is not the engine any more")
-        return engines.Engine(pid, ticks, Claim(self.run_id, pid, ticks, ref.get("cgroup")), None, {})
+        return engines.Engine(pid, ticks, Claim(self.run_id, pid, ticks, ref.get("cgroup"), supervisor=os.getpid()), None, {})
 
     def _cannot_start(self, error: engines.StartError) -> None:
         self.exit = {"returncode": None, "signal": None, "reason": error.code, "message": str(error), "time": time.time(), "ready": False}
@@ -317,7 +318,8 @@ class Supervisor:
             self._finish("stopped", "stopped", claim)
 
     def _claim(self) -> Claim:
-        return self.engine.claim if self.engine else Claim(self.run_id)
+        known = frozenset((pid, ticks) for pid, ticks in self.keeper.known())
+        return self.engine.claim._replace(known=known) if self.engine else Claim(self.run_id, supervisor=os.getpid())
 
     def _clear(self, claim: Claim, *, patience: float) -> Task:
         """Others may leave by themselves for `patience` seconds; then they are killed. Output is read to its end."""

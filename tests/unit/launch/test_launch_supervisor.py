@@ -1,0 +1,327 @@
+"""The supervisor with a fake engine that is a real process."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from pathlib import Path
+
+import pytest
+from launch_runs import FAKE, Runs, until, wait_for
+
+from firstlight.core.errors import FirstlightError
+from firstlight.launch.client import Alive, Options, Restart
+from firstlight.launch.ownership import adopt, find_marked, find_processes, stop_orphans
+
+pytestmark = pytest.mark.timeout(60)
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
+
+
+def test_ready_then_stopped_with_proof(runs: Runs) -> None:
+    client = runs.start("ready")
+    assert until(client, "ready").data["seconds"] > 0
+    status = client.status()
+    assert (status.state, status.answering) == ("ready", True)
+    assert status.engine is not None and alive(status.engine.pid)
+    ended = client.stop()
+    assert (ended.state, ended.reason) == ("stopped", "stopped")
+    assert ended.exit is not None and ended.exit["returncode"] == 0
+    assert ended.exit["proof"]["clean"] is True
+    assert find_processes(runs.host, client.folder).processes == []
+    assert not Path(client.folder, "supervisor.sock").exists()
+    assert "Application startup complete." in Path(client.folder, "engine.log").read_text()
+
+
+def test_death_is_noticed_at_once(runs: Runs) -> None:
+    client = runs.start("ready")
+    until(client, "ready")
+    engine = client.status().engine
+    assert engine is not None
+    killed = time.time()
+    os.kill(engine.pid, signal.SIGKILL)
+    died = until(client, "died")
+    assert died.time - killed < 0.5
+    assert (died.data["returncode"], died.data["signal"], died.data["ready"]) == (-9, "SIGKILL", True)
+    ended = until(client, "ended")
+    assert ended.data["clean"] is True
+    record = client.exit()
+    assert record is not None and record["reason"] == "engine-killed"
+    assert client.status().state == "failed"
+
+
+def test_failure_while_loading_keeps_the_whole_log(runs: Runs) -> None:
+    client = runs.start("oom-weights")
+    died = until(client, "died")
+    assert (died.data["returncode"], died.data["ready"]) == (1, False)
+    log = Path(client.folder, "engine.log").read_text()
+    assert "CUDA out of memory" in log and "Engine core initialization failed" in log
+    assert died.data["log_bytes"] == len(log.encode())
+
+
+def test_a_child_that_left_session_and_environment_is_found_and_ended(runs: Runs) -> None:
+    client = runs.start("workers")
+    until(client, "ready")
+    processes = wait_for(lambda: p if len(p := find_processes(runs.host, client.folder).processes) == 4 else None)
+    segments = {
+        p for p in Path("/dev/shm").iterdir() if p.name.startswith("psm_fake_") and int(p.name.split("_")[2]) in {q.pid for q in processes}
+    }
+    assert len(segments) == 2
+    wait_for(lambda: len(json.loads(Path(client.folder, "supervisor.json").read_text())["members"]) == 4)
+    ended = client.stop()
+    assert ended.exit is not None and ended.exit["proof"]["clean"] is True
+    assert not any(alive(p.pid) for p in processes)
+    assert set(map(str, segments)) == set(ended.exit["proof"]["shared_memory_removed"])
+
+
+def test_engine_that_ignores_sigterm_is_killed_after_grace(runs: Runs) -> None:
+    client = runs.start("deaf", stop_grace_seconds=0.5)
+    until(client, "ready")
+    ended = client.stop()
+    assert ended.exit is not None and ended.exit["signal"] == "SIGKILL"
+    assert any(e.kind == "grace-over" for e in client.past_events())
+
+
+def test_stopped_engine_is_paused_not_dead_and_can_be_ended(runs: Runs) -> None:
+    client = runs.start("plain")
+    until(client, "ready")
+    engine = client.status().engine
+    assert engine is not None
+    os.kill(engine.pid, signal.SIGSTOP)
+    until(client, "paused")
+    assert client.status().state == "ready"
+    assert client.stop().exit["proof"]["clean"] is True  # type: ignore[index]
+
+
+def test_port_in_use_is_said_before_the_engine_starts(runs: Runs) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        client = runs.start("ready", port=taken.getsockname()[1])
+        failed = until(client, "failed")
+    assert failed.data["reason"] == "port-in-use"
+    assert f"pid {os.getpid()}" in failed.data["message"]
+    assert client.status().state == "failed"
+
+
+def test_a_stranger_on_the_port_is_not_our_readiness(runs: Runs) -> None:
+    """The port was free when it was checked; somebody took it before the engine came to bind, and answers /health."""
+    client = runs.start({"steps": [{"sleep": 6}, {"serve": {}}]})
+    until(client, "engine-started")
+    argv = [sys.executable, str(FAKE), "plain", "--port", str(client.status().port)]
+    with subprocess.Popen(argv, stdout=subprocess.DEVNULL) as stranger:
+        try:
+            stolen = until(client, "port-stolen")
+            assert f"pid {stranger.pid}" in stolen.data["holder"]
+            assert until(client, "died").data["returncode"] == 1
+            assert not any(e.kind == "ready" for e in client.past_events())
+            assert stranger.poll() is None
+        finally:
+            stranger.kill()
+
+
+def test_program_that_is_not_there(runs: Runs) -> None:
+    client = runs.start("plain", argv=["/no/such/program"])
+    failed = until(client, "failed")
+    assert failed.data["reason"] == "program-not-found"
+    assert client.status().exit["message"].startswith("/no/such/program")  # type: ignore[index]
+
+
+def test_two_supervisors_of_one_run(runs: Runs) -> None:
+    client = runs.start("plain")
+    until(client, "ready")
+    with pytest.raises(FirstlightError) as raised:
+        runs.start("plain", folder=Path(client.folder))
+    assert raised.value.code == "already-supervised"
+    assert client.status().state == "ready"
+
+
+def test_secrets_reach_the_engine_and_no_record(runs: Runs, tmp_path: Path) -> None:
+    key = tmp_path / "key"
+    key.write_text("s3cr3t-value\n")
+    script = {"steps": [{"raw": "the key is s3cr"}, {"sleep": 0.2}, {"raw": "3t-value, it was said\n"}, {"serve": {}}]}
+    client = runs.start(script, secret_files={"VLLM_API_KEY": str(key)}, args=["--api-key", "other-secret"])
+    until(client, "ready")
+    address = f"http://127.0.0.1:{client.status().port}/v1/models"
+    request = urllib.request.Request(address, headers={"Authorization": "Bearer s3cr3t-value"})
+    with urllib.request.urlopen(request, timeout=5) as answer:
+        assert answer.status == 200
+    client.stop()
+    for path in Path(client.folder).iterdir():
+        assert b"s3cr3t-value" not in path.read_bytes(), path
+    assert "the key is (secret removed), it was said" in Path(client.folder, "engine.log").read_text()
+    assert "other-secret" not in Path(client.folder, "engine.json").read_text()
+
+
+def test_unreadable_secret_fails_by_name(runs: Runs) -> None:
+    client = runs.start("plain", secret_files={"VLLM_API_KEY": "/no/such/file"})
+    assert until(client, "failed").data["reason"] == "secret-unreadable"
+
+
+def test_killed_supervisor_takes_its_engine_along(runs: Runs) -> None:
+    client = runs.start("ready")
+    until(client, "ready")
+    status = client.status()
+    assert status.supervisor is not None and status.engine is not None
+    os.kill(status.supervisor.pid, signal.SIGKILL)
+    wait_for(lambda: not alive(status.engine.pid))  # type: ignore[union-attr]
+    found = wait_for(lambda: f if not (f := find_processes(runs.host, client.folder)).processes else None)
+    assert found.supervised is False and found.recorded_state == "ready"
+    assert client.status().answering is False
+    assert client.stop().state == "stopped"
+
+
+def test_engine_that_outlives_its_supervisor_is_found_and_stopped(runs: Runs) -> None:
+    client = runs.start("deaf")
+    until(client, "ready")
+    status = client.status()
+    assert status.supervisor is not None and status.engine is not None
+    os.kill(status.supervisor.pid, signal.SIGKILL)
+    wait_for(lambda: not alive(status.supervisor.pid))  # type: ignore[union-attr]
+    found = find_processes(runs.host, client.folder)
+    assert found.orphaned and found.engine is not None and found.engine["pid"] == status.engine.pid
+    assert status.engine.pid in {m.pid for m in find_marked(runs.host, scratch=str(runs.root))}
+    result = stop_orphans(runs.host, client.folder)
+    assert result["clean"] is True and result["ended"] == [status.engine.pid]
+    assert not alive(status.engine.pid)
+    assert client.status().state == "stopped"
+
+
+def test_adopted_engine_is_supervised_again(runs: Runs) -> None:
+    client = runs.start("plain", options=Options(on_supervisor_death="keep"))
+    until(client, "ready")
+    status = client.status()
+    assert status.supervisor is not None and status.engine is not None
+    os.kill(status.supervisor.pid, signal.SIGKILL)
+    wait_for(lambda: not find_processes(runs.host, client.folder).supervised)
+    again = adopt(runs.host, client.folder)
+    wait_for(lambda: again.status().state == "ready")
+    assert again.status().engine == status.engine
+    os.kill(status.engine.pid, signal.SIGKILL)
+    assert until(again, "died").data["returncode"] is None
+    until(again, "ended")
+
+
+def test_restart_keeps_the_supervisor(runs: Runs) -> None:
+    client = runs.start("plain")
+    until(client, "ready")
+    before = client.status()
+    client.restart()
+    after = wait_for(lambda: s if (s := client.status()).state == "ready" and s.engine != before.engine else None)
+    assert after.supervisor == before.supervisor and after.restarts == 1
+
+
+def test_dead_engine_is_restarted_until_it_is_a_crash_loop(runs: Runs) -> None:
+    restart = Restart(policy="on-failure", max_restarts=2, backoff_seconds=0.05)
+    client = runs.start({"steps": [{"serve": {}}, {"sleep": 0.6}, {"exit": 3}]}, options=Options(restart=restart))
+    until(client, "ended")
+    kinds = [e.kind for e in client.past_events()]
+    assert kinds.count("restarting") == 2 and kinds.count("died") == 3
+    assert client.status().reason == "crash-loop"
+
+
+def test_restart_can_be_refused(runs: Runs) -> None:
+    options = Options(restart=Restart(policy="on-failure", backoff_seconds=0.05), before_restart=["false"])
+    client = runs.start({"steps": [{"serve": {}}, {"sleep": 0.6}, {"exit": 3}]}, options=options)
+    assert until(client, "ended").data["reason"] == "restart-refused"
+
+
+def test_wedged_engine_is_dumped_and_restarted(runs: Runs) -> None:
+    options = Options(
+        restart=Restart(policy="on-failure", backoff_seconds=0.05), liveness=Alive(interval_seconds=0.2, patience_seconds=1.0)
+    )
+    flag = runs.root / "second"
+    first = {"if": {"no_file": str(flag)}, "steps": [{"touch": str(flag)}, {"serve": {"mode": "hang"}}]}
+    client = runs.start({"steps": [first, {"if": {"lacks": "x"}, "steps": [{"sleep": 0.1}]}, {"hang": True}]}, options=options)
+    assert until(client, "wedged").data["processes"]
+    assert until(client, "died").data["signal"] == "SIGABRT"
+    assert "most recent call first" in Path(client.folder, "engine.log").read_text()
+
+
+def test_busy_is_not_dead(runs: Runs) -> None:
+    """Requests run and tokens advance slowly, /health hangs: alive."""
+    options = Options(liveness=Alive(interval_seconds=0.2, patience_seconds=1.0))
+    steps = [{"serve": {"running": 5}}, {"sleep": 0.5}, {"http": {"health": "hang"}}]
+    steps += [s for n in range(8) for s in ({"http": {"generated": n}}, {"sleep": 0.4})]
+    client = runs.start({"steps": [*steps, {"touch": str(runs.root / "done")}, {"hang": True}]}, options=options)
+    wait_for((runs.root / "done").exists, seconds=20)
+    assert not any(e.kind in ("wedged", "died") for e in client.past_events())
+
+
+def test_log_flood_is_kept_and_rotated(runs: Runs) -> None:
+    client = runs.start(
+        {"steps": [{"log": "first"}, {"flood": 20_000_000}, {"log": "last"}, {"serve": {}}]},
+        options=Options(log_max_bytes=4 << 20, log_keep=2),
+    )
+    until(client, "ready")
+    folder = Path(client.folder)
+    assert folder.joinpath("engine.log.start").read_bytes().startswith(b"first\n")
+    assert (folder / "engine.log").read_bytes().endswith(b"last\n")
+    assert {p.name for p in folder.glob("engine.log*")} == {"engine.log", "engine.log.start", "engine.log.1", "engine.log.2"}
+
+
+def test_removed_run_folder_is_made_again(runs: Runs) -> None:
+    client = runs.start("plain")
+    until(client, "ready")
+    Path(client.folder, "run.json").write_text('{"kept": true}')
+    time.sleep(6)
+    runs.host.remove(client.folder)
+    wait_for(lambda: Path(client.folder, "supervisor.json").exists(), seconds=15)
+    assert client.status().answering
+    assert json.loads(Path(client.folder, "run.json").read_text()) == {"kept": True}
+    assert client.stop().state == "stopped"
+
+
+def test_long_folder_names_and_unicode(runs: Runs) -> None:
+    folder = runs.root / ("ein sehr langer Ordner mit Ümläuten " * 4) / ("y" * 90)
+    client = runs.start("plain", folder=folder)
+    until(client, "ready")
+    assert client.status().answering
+    assert client.stop().state == "stopped"
+
+
+def test_second_stop_kills(runs: Runs) -> None:
+    client = runs.start("deaf", stop_grace_seconds=30.0)
+    until(client, "ready")
+    supervisor = client.status().supervisor
+    assert supervisor is not None
+    os.kill(supervisor.pid, signal.SIGTERM)
+    until(client, "stopping")
+    begun = time.monotonic()
+    assert client.stop().state == "stopped"
+    assert time.monotonic() - begun < 5
+
+
+def test_hook_runs_outside_the_run(runs: Runs, tmp_path: Path) -> None:
+    noted = tmp_path / "noted"
+    hook = [
+        sys.executable,
+        "-c",
+        f"import os; open({str(noted)!r}, 'a').write(os.environ['FIRSTLIGHT_EVENT'] + ' ' + str(os.environ.get('FIRSTLIGHT_RUN')) + '\\n')",
+    ]
+    client = runs.start("plain", options=Options(on_event=hook))
+    until(client, "ready")
+    wait_for(lambda: noted.exists() and "ready None" in noted.read_text())
+    client.stop()
+
+
+def test_damaged_records_do_not_hide_the_engine(runs: Runs) -> None:
+    client = runs.start("deaf")
+    until(client, "ready")
+    status = client.status()
+    assert status.supervisor is not None and status.engine is not None
+    os.kill(status.supervisor.pid, signal.SIGKILL)
+    for name in ("supervisor.json", "engine.json", "supervise.json"):
+        Path(client.folder, name).write_text("{ not json")
+    found = find_processes(runs.host, client.folder)
+    assert [p.pid for p in found.processes] == [status.engine.pid]
+    assert stop_orphans(runs.host, client.folder)["clean"] is True
