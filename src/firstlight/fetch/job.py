@@ -112,10 +112,12 @@ class FileJob:
         return written
 
     def release(self, segment: Segment) -> None:
-        with self.lock:
-            segment.owned = False
-        if self.opened:
+        """Given back; from then on another connection may land the file and close it."""
+        try:
             self._record(segment, now=True)
+        finally:
+            with self.lock:
+                segment.owned = False
 
     def ended(self, segment: Segment) -> None:
         """The body of unknown length is over: the size is what came."""
