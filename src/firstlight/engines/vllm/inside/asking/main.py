@@ -57,7 +57,11 @@ def answer_to(request: dict[str, Any], answer: dict[str, Any]) -> None:
     answer["phase"] = "import"
     platform = prepare(request)
     answer["version"] = _version()
-    if request["do"] == "sweep":
+    if request["do"] == "ask":
+        from . import question
+
+        question.ask(request, platform, answer)
+    elif request["do"] == "sweep":
         from . import sweep
 
         answer["phase"] = "sweep"

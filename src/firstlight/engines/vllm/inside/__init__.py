@@ -1,0 +1,1 @@
+"""What runs inside the engine's own environment: the only files that import the engine."""

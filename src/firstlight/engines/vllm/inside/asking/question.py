@@ -1,0 +1,53 @@
+"""One question about one model: configuration, then per rank the model, its bytes and backends, then the KV cache."""
+
+from __future__ import annotations
+
+import importlib
+import time
+from typing import Any
+
+from . import additions, cache, choices, memory, rank, settings
+
+
+def ask(request: dict[str, Any], platform: Any, answer: dict[str, Any]) -> None:
+    """Fills `answer` step by step, so that a refusal keeps everything that was known before it."""
+    began = time.monotonic()
+    platform = platform or type(importlib.import_module("vllm.platforms").current_platform)
+    watch = choices.Watch(platform)
+    answer["phase"] = "config"
+    config, unknown = settings.engine_config(request["model"], request.get("args", []))
+    answer["config"], answer["unknown_flags"] = settings.resolved(config), unknown
+    answer["seconds_config"] = round(time.monotonic() - began, 2)
+    rank.prepare_engine(config.parallel_config.world_size)
+    answer["ranks"], found = [], []
+    for number in request.get("ranks") or [0]:
+        answer["phase"] = "model"
+        one, layers = _rank(config, number, platform, watch, answer)
+        answer["ranks"].append(one)
+        found.append(layers)
+    answer["phase"] = "kv-cache"
+    answer["config"] = settings.resolved(config)
+    if request.get("kv_bytes") and any(found):
+        answer["blocks"] = cache.blocks(config, found, [int(request["kv_bytes"])] * len(found))
+        answer["config"]["max_model_len"] = config.model_config.max_model_len
+
+
+def _rank(config: Any, number: int, platform: Any, watch: choices.Watch, answer: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    parallel = config.parallel_config
+    rank.fake_world(parallel.world_size * parallel.data_parallel_size, number)
+    with rank.as_rank(config, number):
+        try:
+            model = rank.build(config, number)
+        finally:
+            answer.setdefault("selector", watch.seen[:8])
+        one: dict[str, Any] = {"rank": number, "model": type(model).__name__}
+        one["weights"] = memory.weights(model, additions.additions(model))
+        context = config.compilation_config.static_forward_context
+        one["attention"], one["kernels"] = choices.attention(context, watch), choices.kernels(model)
+        answer["phase"] = "kv-spec"
+        cache.align_block_size(config, platform)
+        layers = cache.specs(config)
+        one["kv"] = cache.summary(layers)
+        if layers:
+            cache._settle_layout(config, [layers])
+    return one, layers
