@@ -106,7 +106,7 @@ def _read_python(executable: str, stdout: str) -> EngineInstall | None:
             engine="llamacpp",
             version=version,
             build=f"xllamacpp {version}, python {found.get('python_version')}",
-            python=found.get("python") or executable,
+            python=executable if executable.startswith("/") else found.get("python") or executable,
             packages={"xllamacpp": version},
         )
     return None

@@ -47,7 +47,7 @@ def read_install(executable: str, stdout: str) -> EngineInstall | None:
         engine="vllm",
         version=str(found["version"]).partition("+")[0],
         build=_build(found),
-        python=found.get("python") or executable,
+        python=executable if executable.startswith("/") else found.get("python") or executable,
         torch=found.get("torch"),
         cuda=found.get("cuda"),
         transformers=(found.get("packages") or {}).get("transformers"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import selectors
@@ -134,16 +135,12 @@ class Control:
         """Sends what is pending, at most a second for each client."""
         for client in list(self.clients):
             client._socket.settimeout(1.0)
-            try:
+            with contextlib.suppress(OSError):
                 client._socket.sendall(bytes(client._out))
-            except OSError:
-                pass
             client.close()
 
     def stop_listening(self) -> None:
         self.selector.unregister(self._socket)
         self._socket.close()
-        try:
+        with contextlib.suppress(OSError):
             os.unlink(self.path)
-        except OSError:
-            pass

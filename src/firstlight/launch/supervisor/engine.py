@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import fcntl
+import hashlib
 import os
 import resource
 import signal
@@ -53,10 +55,8 @@ def start(spec: Mapping[str, Any], *, run: str, runtime: str, keep_on_our_death:
     env = environment(spec, secrets, run=run, runtime=runtime)
     cgroup = make_cgroup(run)
     reader, writer = os.pipe()
-    try:
+    with contextlib.suppress(OSError):
         fcntl.fcntl(writer, F_SETPIPE_SZ, 1 << 20)  # a burst of log must not make the engine wait
-    except OSError:
-        pass
     try:
         pid = _spawn(spec, env, writer, cgroup, None if keep_on_our_death else signal_number(spec))
     except BaseException:
@@ -103,11 +103,9 @@ def _spawn(spec: Mapping[str, Any], env: dict[str, str], writer: int, cgroup: st
 def _join_cgroup(path: str | None) -> None:
     """Before the program starts, so that no child of it can be outside."""
     if path is not None:
-        try:
-            with open(os.path.join(path, "cgroup.procs"), "w") as file:
-                file.write(str(os.getpid()))
-        except OSError:
-            pass  # the session and the marker prove membership as well
+        # where it is refused, the session and the marker prove membership as well
+        with contextlib.suppress(OSError), open(os.path.join(path, "cgroup.procs"), "w") as file:
+            file.write(str(os.getpid()))
 
 
 def environment(spec: Mapping[str, Any], secrets: Mapping[str, str], *, run: str, runtime: str) -> dict[str, str]:
@@ -151,6 +149,4 @@ def runtime_folder(folder: str) -> str:
 
 
 def _short(folder: str) -> str:
-    import hashlib
-
     return hashlib.sha256(os.path.realpath(folder).encode()).hexdigest()[:10]

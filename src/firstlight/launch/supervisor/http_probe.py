@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import selectors
@@ -99,10 +100,8 @@ class Probe:
         connection, self._socket = self._socket, None
         if connection is None:
             return
-        try:
+        with contextlib.suppress(KeyError, ValueError):  # refused before it was registered
             self._selector.unregister(connection)
-        except (KeyError, ValueError):
-            pass  # refused before it was registered
         connection.close()
         self._done(Answer(status, bytes(self._in).partition(b"\r\n\r\n")[2], problem, time.monotonic() - self._started))
 
