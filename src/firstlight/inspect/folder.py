@@ -9,6 +9,7 @@ from firstlight.core.findings import Finding, Severity
 from firstlight.core.ports import FileInfo, Source
 from firstlight.inspect import text
 from firstlight.inspect.config import EMPTY, Config, integer, normalise, parse_json
+from firstlight.inspect.derive.derive import expected_groups
 from firstlight.inspect.headers import Weights, read_weights
 from firstlight.inspect.kv import attention_kind, kv_bytes_per_token, kv_cache_groups
 from firstlight.inspect.quant import kv_quantization, quant_spec
@@ -85,7 +86,12 @@ def _checkpoint(
     fields = config.fields
     hf_quant = _table(small.values.get("hf_quant_config.json"))
     kv = kv_cache_groups(fields)
+    quant = quant_spec(config.quantization, hf_quant, weights.groups)
     groups = weights.groups
+    if not groups:
+        groups, reason = expected_groups(fields, quant, config.quantization)
+        findings += absent(fields, groups, reason)
+    sizes = bytes_by_dtype(groups)
     names = [f.path for f in files]
     return Checkpoint(
         ref=source.ref,
@@ -102,15 +108,15 @@ def _checkpoint(
         max_position_embeddings=integer(fields, "max_position_embeddings"),
         vocab_size=integer(fields, "vocab_size"),
         moe=moe_spec(fields),
-        tensor_count=weights.tensors or None,
+        tensor_count=sum(g.count for g in groups) or None,
         shards=len(weights.files) or None,
-        tensor_bytes=weights.tensor_bytes,
+        tensor_bytes=weights.tensor_bytes if weights.groups else sum(sizes.values()) or None,
         file_bytes=sum(f.size for f in weights.files) or None,
         parameters=parameters(groups, fields),
-        bytes_by_dtype=bytes_by_dtype(groups),
+        bytes_by_dtype=sizes,
         bytes_by_role=bytes_by_role(groups),
         tensor_groups=groups,
-        quantization=quant_spec(config.quantization, hf_quant, groups),
+        quantization=quant,
         kv_cache_quantization=kv_quantization(config.quantization, config.quantization_path, hf_quant),
         kv_cache_groups=kv,
         kv_bytes_per_token=kv_bytes_per_token(kv),
@@ -147,6 +153,31 @@ def moe_spec(fields: Mapping[str, Any]) -> MoeSpec | None:
         moe_intermediate_size=integer(fields, "moe_intermediate_size", "expert_ffn_hidden_size", "intermediate_size"),
         first_dense_layers=integer(fields, "first_k_dense_replace"),
     )
+
+
+def absent(fields: Mapping[str, Any], groups: Sequence[Any], reason: str | None) -> list[Finding]:
+    """No weights: said as a warning, and where the tensor groups come from as a note."""
+    found = [
+        Finding(
+            code="weights-absent",
+            severity=Severity.WARNING,
+            message="there are no weights here, only their description",
+            hint="firstlight fetch ORG/NAME brings them",
+        )
+    ]
+    if groups:
+        note = "sizes and shapes are those of the published layout, not read from files"
+        family = ", ".join(fields.get("architectures") or [])
+        found.append(
+            Finding(
+                code="tensors-derived", severity=Severity.NOTE, message=f"the tensors are derived from config.json ({family})", note=note
+            )
+        )
+    elif reason:
+        found.append(
+            Finding(code="tensors-unknown", severity=Severity.WARNING, message="the size of the weights is not known", evidence=[reason])
+        )
+    return found
 
 
 def _table(value: Any) -> dict[str, Any] | None:

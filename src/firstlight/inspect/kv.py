@@ -58,11 +58,11 @@ def _mla(layers: list[int], config: Mapping[str, Any]) -> list[KvCacheGroup]:
     fp8 = latent + latent // 32 + rope * 2  # one fp32 scale a 128 numbers
     sizes = {"bf16": width * 2, "fp8": fp8, "fp8_ds_mla": fp8}
     sparse = KvCacheGroup(kind="sparse-mla", layers=layers, bytes_per_token_per_layer=sizes, kv_heads=1, head_dim=width, head_dim_v=latent)
-    indexed = [i for i in layers if _has_indexer(i, config)]
+    indexed = [i for i in layers if has_indexer(i, config)]
     return [sparse, _indexer(indexed, integer(config, "index_head_dim") or 128)]
 
 
-def _has_indexer(layer: int, config: Mapping[str, Any]) -> bool:
+def has_indexer(layer: int, config: Mapping[str, Any]) -> bool:
     """Some layers reuse the selection of an earlier one and keep no index keys (GLM-5.2)."""
     types = config.get("indexer_types")
     if isinstance(types, list) and layer < len(types):

@@ -77,14 +77,14 @@ def _modelopt(body: Mapping[str, Any], producer: Any) -> QuantSpec:
 
 
 def _group_size(body: Mapping[str, Any]) -> int | None:
-    for group in _config_groups(body):
+    for group in config_groups(body):
         weights = group.get("weights")
         if isinstance(weights, dict) and isinstance(weights.get("group_size"), int):
             return int(weights["group_size"])
     return None
 
 
-def _config_groups(body: Mapping[str, Any]) -> list[dict[str, Any]]:
+def config_groups(body: Mapping[str, Any]) -> list[dict[str, Any]]:
     groups = body.get("config_groups")
     return [g for g in groups.values() if isinstance(g, dict)] if isinstance(groups, dict) else []
 
@@ -101,8 +101,8 @@ def _compact_layers(layers: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _compressed_tensors(config: Mapping[str, Any], method: str) -> QuantSpec:
-    groups = _config_groups(config)
-    forms = [_scheme(g, str(config.get("format") or "")) for g in groups]
+    groups = config_groups(config)
+    forms = [scheme(g, str(config.get("format") or "")) for g in groups]
     same = len(set(forms)) == 1
     form, bits, group, activation = forms[0] if same else ("mixed", None, None, None)
     layers = (
@@ -126,7 +126,7 @@ def _targets(group: Mapping[str, Any], number: int) -> str:
     return ", ".join(_strings(group.get("targets"))[:4]) or f"group {number}"
 
 
-def _scheme(group: Mapping[str, Any], outer: str) -> tuple[str, int | None, int | None, str | None]:
+def scheme(group: Mapping[str, Any], outer: str) -> tuple[str, int | None, int | None, str | None]:
     """(format, bits, group size, activation) of one config group."""
     weights = group.get("weights") or {}
     acts = group.get("input_activations") or {}
