@@ -15,10 +15,12 @@ demo: .venv/embedded ## a real chat model, from nothing to a verified endpoint
 	$(BIN)/firstlight up demo
 
 test: .venv/test ## every test that needs no vLLM
-	$(BIN)/python -m pytest -m "not vllm"
+	$(BIN)/firstlight fetch demo
+	FIRSTLIGHT_TEST_STRICT=1 $(BIN)/python -m pytest -m "not vllm"
 
 test-engines: .venv/test engines ## the tests on a real vLLM (CPU build)
-	FIRSTLIGHT_ENGINE_PYTHON=$(ENGINES)/vllm-$(VLLM)-cpu/bin/python $(BIN)/python -m pytest -m vllm
+	$(BIN)/firstlight fetch demo
+	FIRSTLIGHT_TEST_STRICT=1 FIRSTLIGHT_ENGINE_PYTHON=$(ENGINES)/vllm-$(VLLM)-cpu/bin/python $(BIN)/python -m pytest -m vllm
 
 engines: .venv/embedded ## vLLM's CPU build in an environment of its own
 	$(BIN)/firstlight engines install vllm@$(VLLM) --cpu --to $(ENGINES)/vllm-$(VLLM)-cpu --yes

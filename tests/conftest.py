@@ -1,11 +1,19 @@
 """Every test has its own home and XDG places, and reaches nothing but this machine."""
 
+import os
 import socket
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+DEMO_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
+# Read before any test changes HOME: what `make test` fetched, or what a developer's own cache holds.
+_CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+_DEMO = Path(os.environ.get("FIRSTLIGHT_TEST_GGUF") or _CACHE / "firstlight" / "models" / "demo" / DEMO_FILE)
+_ENGINE_PYTHON = os.environ.get("FIRSTLIGHT_ENGINE_PYTHON", "")
+_STRICT = os.environ.get("FIRSTLIGHT_TEST_STRICT") == "1"
 
 _XDG = {"XDG_STATE_HOME": "state", "XDG_CACHE_HOME": "cache", "XDG_DATA_HOME": "data", "XDG_CONFIG_HOME": "config"}
 
@@ -35,3 +43,26 @@ def loopback_only(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
     monkeypatch.setattr(socket.socket, "connect", connect)
     yield
+
+
+def _missing(what: str) -> None:
+    """`make test` and CI are strict: what they should have brought must be there."""
+    if _STRICT:
+        pytest.fail(what)
+    pytest.skip(what)
+
+
+@pytest.fixture(scope="session")
+def demo_gguf() -> Path:
+    """The real SmolLM2 chat model that `firstlight fetch demo` brings."""
+    if not _DEMO.exists():
+        _missing(f"{_DEMO} is not there: run `make test`, or `firstlight fetch demo`")
+    return _DEMO
+
+
+@pytest.fixture(scope="session")
+def vllm_python() -> str:
+    """The interpreter of a real vLLM: what `make engines` made."""
+    if not _ENGINE_PYTHON:
+        _missing("FIRSTLIGHT_ENGINE_PYTHON is not set: run `make test-engines`")
+    return _ENGINE_PYTHON

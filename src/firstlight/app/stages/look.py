@@ -6,27 +6,52 @@ import msgspec
 
 from firstlight.app.session import Session
 from firstlight.app.stages import describe
+from firstlight.catalog.presets import find_preset
 from firstlight.core.checkpoint import Checkpoint
 from firstlight.core.errors import Exit, FirstlightError, UsageError
+from firstlight.core.fetch import Fetched
 from firstlight.core.findings import Finding, blockers
 from firstlight.core.machine import EngineInstall
 from firstlight.core.plan import EngineRef, PlanSet
 from firstlight.core.ports import EngineAdapter
+from firstlight.core.units import format_bytes
 
 
 async def inspect(session: Session) -> str:
-    """Headers and configs only: nothing is downloaded for a model that will not fit."""
-    session.checkpoint = await asyncio.to_thread(_read_checkpoint, session)
+    """Headers and configs only: nothing is downloaded for a model that will not fit. A preset is fetched, being small and pinned."""
+    preset = find_preset(session.intent.model)
+    where = (await _preset_file(session)).path if preset else session.intent.model
+    found = await asyncio.to_thread(_read_checkpoint, session, where)
+    if preset:
+        found = msgspec.structs.replace(found, ref=session.intent.model, name=preset.model, license=found.license or preset.license)
+    session.checkpoint = found
     session.save(session.checkpoint, "checkpoint.json")
     session.add(session.checkpoint.findings)
     return describe.checkpoint(session.checkpoint)
 
 
-def _read_checkpoint(session: Session) -> Checkpoint:
+async def _preset_file(session: Session) -> Fetched:
+    """Raises FirstlightError `not-fetched` in a dry run, which downloads nothing."""
+    from firstlight.app.stages.start import fetch_model
+    from firstlight.fetch.fetch import estimate
+
+    if session.options.dry_run:
+        expected = await estimate(session.intent.model, env=session.host.environ())
+        if expected.bytes_to_fetch != 0:
+            raise FirstlightError(
+                "not-fetched",
+                f"{session.intent.model} is not on this disk, and a dry run downloads nothing",
+                evidence=(f"{format_bytes(expected.bytes_to_fetch)} to {expected.destination}",),
+                hint=f"firstlight fetch {session.intent.model}",
+            )
+    return await fetch_model(session)
+
+
+def _read_checkpoint(session: Session, where: str) -> Checkpoint:
     from firstlight.inspect.checkpoint import inspect as inspect_source
     from firstlight.inspect.sources import open_source
 
-    return inspect_source(open_source(session.intent.model, session.host, env=session.host.environ()))
+    return inspect_source(open_source(where, session.host, env=session.host.environ()))
 
 
 async def probe(session: Session) -> str:

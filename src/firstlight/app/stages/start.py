@@ -46,9 +46,9 @@ async def fetch_model(session: Session) -> Fetched:
 
 
 async def _consent_to_fetch(session: Session) -> None:
-    from firstlight.fetch.estimate import estimate
+    from firstlight.fetch.fetch import estimate
 
-    expected = await asyncio.to_thread(estimate, session.intent.model, env=session.host.environ())
+    expected = await estimate(session.intent.model, env=session.host.environ())
     missing = expected.bytes_to_fetch
     session.add(expected.findings)
     if missing is None or missing > CONSENT_BYTES:
