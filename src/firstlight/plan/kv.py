@@ -6,6 +6,7 @@ Source: vllm/v1/kv_cache_interface.py and v1/core/kv_cache_utils.py (0.32), vllm
 import math
 from collections.abc import Sequence
 
+import msgspec
 from msgspec import Struct
 
 from firstlight.core.checkpoint import Checkpoint, KvCacheGroup
@@ -96,7 +97,8 @@ class KvPlan(Struct, frozen=True, kw_only=True):
             return -(-held // group.block_size) + 1
         if group.kind == "chunked":
             return -(-min((group.window or tokens) + self.in_flight, tokens) // group.block_size)
-        return -(-(-(-tokens // self.dcp)) // group.block_size)
+        own = -(-tokens // self.dcp)
+        return -(-own // group.block_size)
 
 
 def dtype_key(dtype: str | None) -> str:
@@ -127,9 +129,15 @@ def kv_plan(
     concurrent_batches: int = 1,
     prefix_caching_of_states: bool = False,
     null_blocks: int = 0,
+    hybrid: bool = True,
 ) -> KvPlan:
-    """Groups and block bytes. Unknown KV groups give a plan without groups, whose blocks are 0."""
+    """Groups and block bytes. Unknown KV groups give a plan without groups, whose blocks are 0.
+
+    hybrid: whether sliding and chunked layers page by themselves; releases before 0.10 keep the whole context in every layer.
+    """
     pages = pages_of(checkpoint, dtype, layout.tensor_parallel_size)
+    if not hybrid:
+        pages = [p if p.kind in STATES else msgspec.structs.replace(p, kind="full", window=None) for p in pages]
     stages = stage_layers(checkpoint.num_hidden_layers or 0, layout.pipeline_parallel_size)
     groups, block_bytes, block_size = _grouped(pages, stages, block_size)
     return KvPlan(

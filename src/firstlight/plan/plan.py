@@ -33,7 +33,7 @@ def plan(
     if engine.name == "llamacpp":
         found = plan_llamacpp(checkpoint, machine, wish, engine, install.device if install else None)
     elif engine.name == "vllm":
-        found = plan_vllm(checkpoint, machine, wish, engine, install, answer, rehearsal)
+        found = plan_vllm(checkpoint, machine, wish, engine, install, answer, rehearsal, intent.gpus)
     else:
         raise UsageError("no-planner", f"there is no planner for the engine {engine.name!r}", hint="engines with one: vllm, llamacpp")
     adapter = next((a for a in load_adapters() if a.name == engine.name), None)
@@ -42,9 +42,14 @@ def plan(
 
 
 def _overlaid(found: PlanSet, adapter: EngineAdapter, checkpoint: Checkpoint, machine: Machine, install: EngineInstall | None) -> PlanSet:
-    """The same plans, each with what its engine needs patched in the checkpoint's JSON files."""
+    """The same plans, each with what its engine needs patched in the checkpoint's JSON files.
+
+    Without an install (a machine that is not there) the planned version stands in for one.
+    """
+    version = found.best.engine.version if found.best else None
+    build = install or (EngineInstall(engine=adapter.name, version=version) if version else None)
 
     def laid(candidate: Candidate) -> Candidate:
-        return msgspec.structs.replace(candidate, overlay=adapter.overlay(checkpoint, candidate, machine, install))
+        return msgspec.structs.replace(candidate, overlay=adapter.overlay(checkpoint, candidate, machine, build))
 
     return msgspec.structs.replace(found, best=laid(found.best) if found.best else None, alternatives=[laid(c) for c in found.alternatives])

@@ -1,0 +1,104 @@
+"""What an engine's release does with memory: defaults and terms by version, read from `engines/<engine>/memory.toml`."""
+
+import re
+import tomllib
+from functools import cache
+from importlib import resources
+from typing import Any
+
+from msgspec import Struct
+
+from firstlight.core.units import GIB, MIB
+
+LARGE_FROM, HUGE_FROM = 70 * GIB, 160 * GIB
+
+
+class MemoryTerms(Struct, frozen=True, kw_only=True):
+    """One release's memory terms, resolved. Sizes in bytes, shares as fractions.
+
+    known: the release lies between the oldest and newest whose sources were read; outside, figures are those of the nearest one.
+    sampler_bytes: per (sequence, vocabulary entry). mxfp4_backend: by compute capability, `sm90` -> triton | marlin | trtllm.
+    """
+
+    version: tuple[int, ...]
+    known: bool
+    gpu_memory_utilization: float
+    max_num_seqs: dict[str, int]
+    max_num_batched_tokens: dict[str, int]
+    cuda_graph_reserve: bool
+    kv_cache_memory_bytes: bool
+    hybrid_kv_groups: bool
+    null_blocks: int
+    concurrent_batches: int
+    quant_block_must_divide: bool
+    state_blocks: int
+    mxfp4_backend: dict[str, str]
+    activation_spread: float
+    sampler_bytes: float
+    hidden_buffers: float
+    non_torch_single: float
+    non_torch_multi: float
+    non_torch_per_gpu: float
+    non_torch_spread: float
+    cuda_graph_base: float
+    cuda_graph_per_layer_and_size: float
+    cuda_graph_spread: float
+
+    def gpu_class(self, cuda_total_bytes: int, name: str) -> str:
+        """small | large | huge: which of the engine's batch defaults a GPU gets."""
+        if cuda_total_bytes < LARGE_FROM or "a100" in name.lower():
+            return "small"
+        return "huge" if cuda_total_bytes >= HUGE_FROM else "large"
+
+
+def memory_terms(version: str | None, engine: str = "vllm") -> MemoryTerms:
+    """The terms of a release (`0.16.0rc2.dev313+g1a2b` is 0.16.0); None: the newest that is known."""
+    document = _document(engine)
+    release = parse_version(version or document["newest"])
+    fit = document["fit"]
+    return MemoryTerms(
+        version=release,
+        known=parse_version(document["known_from"]) <= release < _next_minor(parse_version(document["known_to"])),
+        **{key: at(document[key], release) for key in _PLAIN},
+        sampler_bytes=at(fit["sampler_bytes"], release),
+        hidden_buffers=fit["hidden_buffers"],
+        non_torch_single=at(fit["non_torch_single_gib"], release) * GIB,
+        non_torch_multi=at(fit["non_torch_multi_gib"], release) * GIB,
+        non_torch_per_gpu=at(fit["non_torch_per_gpu_gib"], release) * GIB,
+        non_torch_spread=fit["non_torch_spread"],
+        cuda_graph_base=fit["cuda_graph_base_gib"] * GIB,
+        cuda_graph_per_layer_and_size=fit["cuda_graph_per_layer_and_size_mib"] * MIB,
+        cuda_graph_spread=fit["cuda_graph_spread"],
+    )
+
+
+def newest(engine: str = "vllm") -> str:
+    """The newest release whose sources and packages were checked: what a plan assumes when nobody says."""
+    return str(_document(engine)["newest"])
+
+
+_PLAIN = (
+    "gpu_memory_utilization", "max_num_seqs", "max_num_batched_tokens", "cuda_graph_reserve", "kv_cache_memory_bytes", "hybrid_kv_groups",
+    "null_blocks", "concurrent_batches", "quant_block_must_divide", "state_blocks", "mxfp4_backend", "activation_spread",
+)  # fmt: skip
+
+
+def parse_version(text: str) -> tuple[int, ...]:
+    """The release numbers at the front: `v0.16.0rc2` -> (0, 16, 0). No number: (0,)."""
+    match = re.match(r"v?(\d+(?:\.\d+)*)", text)
+    return tuple(int(part) for part in match[1].split(".")) if match else (0,)
+
+
+def at(table: dict[str, Any], release: tuple[int, ...]) -> Any:
+    """The value of the last entry that is not newer than the release."""
+    entries = sorted(((parse_version(since), value) for since, value in table.items()), key=lambda e: e[0])
+    return next((value for since, value in reversed(entries) if since <= release), entries[0][1])
+
+
+def _next_minor(release: tuple[int, ...]) -> tuple[int, ...]:
+    return (*release[:1], release[1] + 1) if len(release) > 1 else (release[0] + 1,)
+
+
+@cache
+def _document(engine: str) -> dict[str, Any]:
+    return tomllib.loads(resources.files(__package__).joinpath(f"engines/{engine}/memory.toml").read_text("utf-8"))

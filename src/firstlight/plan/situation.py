@@ -1,0 +1,90 @@
+"""What every layout of one planning run shares: the model, the GPUs it may use, the release's memory terms, the wish."""
+
+from msgspec import Struct
+
+from firstlight.catalog.engines import MemoryTerms, memory_terms, newest
+from firstlight.catalog.gpus import Gpu, find_gpu, recognise
+from firstlight.core.checkpoint import Checkpoint
+from firstlight.core.errors import FirstlightError
+from firstlight.core.machine import Accelerator, EngineInstall, Machine
+from firstlight.core.plan import EngineRef
+from firstlight.plan.wish import Wish
+
+DRIVER_TO_CUDA = 0.9945  # cudaMemGetInfo's total over the driver's, median of the catalog, for cards that it does not have
+
+
+class Situation(Struct, frozen=True, kw_only=True):
+    """gpus: per node, those the user allows. total_bytes: CUDA's total of the smallest; gpu: its catalog entry, None when unknown."""
+
+    checkpoint: Checkpoint
+    machine: Machine
+    wish: Wish
+    engine: EngineRef
+    terms: MemoryTerms
+    gpus: list[Accelerator]
+    total_bytes: int
+    free_bytes: int | None
+    gpu: Gpu | None
+    sm: int | None
+    nodes: int = 1
+
+    @property
+    def world(self) -> int:
+        """GPUs over all nodes."""
+        return len(self.gpus) * self.nodes
+
+    @property
+    def gpu_class(self) -> str:
+        return self.terms.gpu_class(self.total_bytes, self.gpus[0].name)
+
+    @property
+    def bandwidth(self) -> float | None:
+        """Memory bandwidth of the slowest GPU, bytes per second."""
+        own = self.gpus[0].memory_bandwidth_bytes_per_second
+        return own or (self.gpu.memory_bandwidth_bytes_per_second if self.gpu else None)
+
+    @property
+    def has_nvlink(self) -> bool:
+        links = self.machine.links
+        return any(link.kind == "nvlink" for link in links) if links else bool(self.gpu and self.gpu.link == "nvlink")
+
+
+def situation_of(
+    checkpoint: Checkpoint, machine: Machine, wish: Wish, engine: EngineRef, install: EngineInstall | None, gpus: list[int] | None
+) -> Situation:
+    """Raises FirstlightError `gpu-memory-unknown` when no size of a GPU is to be had."""
+    allowed = [a for a in machine.accelerators if gpus is None or a.index in gpus]
+    if not allowed:
+        raise FirstlightError("no-gpus", "none of the named GPUs is on this machine", evidence=(f"GPUs: {len(machine.accelerators)}",))
+    version = engine.version or (install.version if install else None) or newest()
+    smallest = min(allowed, key=cuda_total)
+    free = [a.free_bytes for a in allowed if a.free_bytes is not None]
+    return Situation(
+        checkpoint=checkpoint,
+        machine=machine,
+        wish=wish,
+        engine=EngineRef(name=engine.name, version=version),
+        terms=memory_terms(version),
+        gpus=[smallest, *(a for a in allowed if a is not smallest)],
+        total_bytes=cuda_total(smallest),
+        free_bytes=min(free) if free else None,
+        gpu=catalog_entry(smallest),
+        sm=smallest.sm,
+        nodes=wish.pins.nodes or 1,
+    )
+
+
+def cuda_total(gpu: Accelerator) -> int:
+    """CUDA's total: probed, else the catalog's, else derived from the driver's. Raises FirstlightError `gpu-memory-unknown`."""
+    if gpu.cuda_total_bytes:
+        return gpu.cuda_total_bytes
+    entry = catalog_entry(gpu)
+    if entry:
+        return entry.cuda_total_bytes
+    if gpu.driver_total_bytes:
+        return round(gpu.driver_total_bytes * DRIVER_TO_CUDA)
+    raise FirstlightError("gpu-memory-unknown", f"the memory of {gpu.name} is not known", hint="probe the machine again, or use --gpu")
+
+
+def catalog_entry(gpu: Accelerator) -> Gpu | None:
+    return find_gpu(gpu.catalog_id) if gpu.catalog_id else recognise(gpu.name, gpu.driver_total_bytes)

@@ -1,0 +1,78 @@
+"""Time bounds: how long weights take to arrive, how fast one request can decode at best, when the endpoint answers."""
+
+from firstlight.core.figures import Figure
+from firstlight.core.plan import Predicted
+from firstlight.core.units import gib
+from firstlight.plan.figures import interval, unknown
+from firstlight.plan.layouts import Layout
+from firstlight.plan.resident import StageWeights
+from firstlight.plan.situation import Situation
+
+DISK_ASSUMED = (1.0e9, 2.5e9, 7.0e9)  # bytes per second: network file system, one NVMe, striped NVMe
+ALL_REDUCE_SECONDS = {"nvlink": 8e-6, "pcie": 20e-6}  # one small all-reduce, by link; grows with the logarithm of the ranks
+POINT_TO_POINT_SECONDS = 30e-6
+STARTUP_SECONDS = (40.0, 65.0, 90.0)  # imports, configuration, communication, before the first weight byte (vLLM 0.25 on H200)
+WARMUP_SECONDS = (25.0, 40.0, 90.0)  # compilation, graph capture, kernel warm-up
+EAGER_WARMUP_SECONDS = (5.0, 10.0, 25.0)
+
+
+def predict(s: Situation, layout: Layout, stages: list[StageWeights], *, enforce_eager: bool) -> Predicted:
+    load = load_seconds(s)
+    warm = EAGER_WARMUP_SECONDS if enforce_eager else WARMUP_SECONDS
+    parts = zip((load.low, load.mid, load.high), STARTUP_SECONDS, warm, strict=True)
+    low, mid, high = (None if read is None else round(read + start + w, 1) for read, start, w in parts)
+    return Predicted(
+        load_seconds=load,
+        decode_tokens_per_second_upper_bound=decode_bound(s, layout, stages),
+        ready_seconds=Figure(low=low, mid=mid, high=high, because="imports, weights, compilation and graph capture, first time"),
+    )
+
+
+def load_seconds(s: Situation) -> Figure:
+    """Every byte of the checkpoint once, at the disk's measured speed; without one, between a slow and a fast disk."""
+    size = s.checkpoint.file_bytes or s.checkpoint.tensor_bytes
+    if not size:
+        return unknown("the checkpoint's size is not known: its weights are not there")
+    measured = [p.read_bytes_per_second for p in s.machine.storage if p.read_bytes_per_second]
+    if measured:
+        return interval(size / max(measured), 0.35, f"{gib(size)} at the measured {max(measured) / 1e9:.1f} GB/s")
+    slow, usual, fast = (round(size / speed, 1) for speed in DISK_ASSUMED)
+    return Figure(low=fast, mid=usual, high=slow, because=f"{gib(size)}; no disk was measured: 1 to 7 GB/s assumed")
+
+
+def decode_bound(s: Situation, layout: Layout, stages: list[StageWeights]) -> Figure:
+    """One request's tokens per second if nothing but weights moved and only all-reduces waited: an upper bound, never a promise."""
+    if not s.bandwidth:
+        return unknown("the GPU's memory bandwidth is not known")
+    touched = [touched_bytes(s, layout, stage) for stage in stages]
+    read = sum(touched) / s.bandwidth
+    seconds = read + communication_seconds(s, layout)
+    bound = round(1 / seconds, 1)
+    because = f"{gib(max(touched))} touched per token and GPU, {communication_seconds(s, layout) * 1e3:.1f} ms of communication"
+    return Figure(low=round(bound * 0.35, 1), mid=round(bound * 0.65, 1), high=bound, because=because + "; real servers reach 35 to 65 %")
+
+
+def touched_bytes(s: Situation, layout: Layout, stage: StageWeights) -> float:
+    """Bytes of one rank that one token reads: all but the embedding table, of the routed experts only the chosen ones."""
+    config = s.checkpoint.config
+    experts = config.get("n_routed_experts") or config.get("num_experts") or config.get("num_local_experts")
+    routed = stage.by_role.get("routed_experts", 0)
+    idle = stage.by_role.get("embedding", 0) + stage.by_role.get("vision", 0) + stage.by_role.get("projector", 0)
+    rest = stage.tensors - routed - idle
+    top_k = int(config.get("num_experts_per_tok") or config.get("experts_per_token") or 1)
+    if not experts:
+        return rest
+    if layout.enable_expert_parallel:
+        local = max(int(experts) // layout.expert_ways, 1)
+        return rest + routed * min(max(top_k / layout.expert_ways, 1), local) / local
+    return rest + routed * top_k / int(experts)
+
+
+def communication_seconds(s: Situation, layout: Layout) -> float:
+    """Two all-reduces a layer over the tensor-parallel group, one hop between stages."""
+    tp, layers = layout.tensor_parallel_size, s.checkpoint.num_hidden_layers or 0
+    each = ALL_REDUCE_SECONDS["nvlink" if s.has_nvlink else "pcie"] * max(tp - 1, 0).bit_length() ** 0.5
+    if tp > len(s.gpus):
+        each += POINT_TO_POINT_SECONDS
+    hops = (layout.pipeline_parallel_size - 1) * POINT_TO_POINT_SECONDS
+    return (2 * layers * each if tp > 1 else 0.0) + hops
