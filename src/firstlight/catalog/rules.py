@@ -43,7 +43,7 @@ class Rule(Struct, frozen=True, kw_only=True):
 
     role: cause; consequence (of a cause elsewhere); wrapper (hides a cause); symptom (of a wait); benign.
     match: any of; unless: none of, in the same message; frames: any of, in its traceback; with_log: all of, and unless_log: none of,
-    anywhere in the log. phases: where it happens; only_phases: it counts nowhere else. info: INFO lines count as well.
+    anywhere in the log; when: a condition on the facts, as `= within(a, b, 0.05)`. phases: where it happens; only_phases: it counts nowhere else. info: INFO lines count as well.
     fatal: the condition ends the start or the server. priority: the higher wins where several match one message.
     """
 
@@ -60,6 +60,7 @@ class Rule(Struct, frozen=True, kw_only=True):
     frames: tuple[Pattern, ...] = ()
     with_log: tuple[Pattern, ...] = ()
     unless_log: tuple[Pattern, ...] = ()
+    when: str | None = None
     info: bool = False
     fatal: bool = True
     confidence: float = 0.9

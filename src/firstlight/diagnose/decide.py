@@ -111,13 +111,19 @@ def _outcome(reader: LogReader, deadly: list[Judged], exit_status: int | None) -
     bad_exit = exit_status is not None and exit_status not in _STOPPED_BY_US
     if reader.ready_line is None:
         ended = exit_status is not None and reader.stop_line is None
-        return "failed" if deadly or deaths or bad_exit or ended else "incomplete"
+        return "failed" if deadly or deaths or bad_exit or ended or _torn(reader) else "incomplete"
     return "serving-failed" if died or bad_exit or any(j.role in ("cause", "wrapper") for j in deadly) else "ready"
 
 
+def _torn(reader: LogReader) -> bool:
+    """Whether the log holds frames of an error's traceback, with or without its exception, and no progress after them."""
+    line = reader.frame_line
+    return line is not None and not any(at > line and phase not in ENDED for at, phase, _ in reader.moves)
+
+
 def _waiting(reader: LogReader, live: list[Judged]) -> Judged | None:
-    """An unfinished log that ends in waiting: the symptom, where there is one."""
-    return next((j for j in live if j.role == "symptom"), None)
+    """An unfinished log that ends in waiting: the symptom, where there is one that says enough."""
+    return next((j for j in live if j.role == "symptom" and j.rule is not None and j.rule.confidence >= 0.5), None)
 
 
 def _first(deadly: list[Judged]) -> Judged | None:

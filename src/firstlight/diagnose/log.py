@@ -9,6 +9,7 @@ from msgspec import Struct
 from firstlight.catalog.milestones import RANK, Field, Milestones, load_milestones, typed
 from firstlight.catalog.rules import Rule, builtin_rules, version_within
 from firstlight.core.diagnosis import Benign
+from firstlight.diagnose.remedies import value_of
 from firstlight.diagnose.units import Collector, Unit, template
 from firstlight.engines.lines import Line, Splitter, parse
 
@@ -17,7 +18,8 @@ UNITS_KEPT = 400
 LINES_KEPT = 20
 ENDED = frozenset({"failed", "stopping", "stopped"})
 _QUIET = frozenset({"INFO", "DEBUG"})
-_FRAME = re.compile(r'\s*(?:File "|\^|~)|\s{4,}\S')
+_LOUD = frozenset({"ERROR", "CRITICAL"})
+_FRAME = re.compile(r'Traceback|\s*(?:File "|\^|~)|\s{4,}\S')
 
 
 class Match(Struct, frozen=True, kw_only=True):
@@ -60,6 +62,7 @@ class LogReader:
         self.waits: list[int] = []
         self.starts = 0
         self.lines = 0
+        self.frame_line: int | None = None
         self.last_lines: list[tuple[int, str, str | None]] = []
         self.benign: dict[str, tuple[int, list[int]]] = {}
         self._index: dict[tuple[str, str], Seen] = {}
@@ -88,11 +91,13 @@ class LogReader:
         text = line.text
         for key in [key for key, p in self._missing.items() if p.search(text)]:
             del self._missing[key]
-        if self._milestone(line):
+        quiet = line.level in _QUIET and not text.startswith("Traceback")
+        if self._milestone(line) or quiet:
+            if quiet:
+                self._quiet(line)
             return
-        if line.level in _QUIET and not text.startswith("Traceback"):
-            self._quiet(line)
-            return
+        if text.startswith(("Traceback", '  File "')) if line.level is None else line.level in _LOUD and _FRAME.match(text):
+            self.frame_line = line.number
         for unit in self._collector.feed(line):
             self._unit(unit)
         if text.strip() and not _FRAME.match(text):
@@ -131,7 +136,7 @@ class LogReader:
         """A banner behind an ending: the service was started again; what was before belongs to an earlier attempt."""
         if self.died or self.stop_line or self.ready_line or any(s.unit.kind == "exception" for s in self.seen):
             self.seen, self._index, self.moves, self.died, self.waits = [], {}, [], [], []
-            self.ready_line = self.stop_line = None
+            self.ready_line = self.stop_line = self.frame_line = None
             self.phases, self.phase = {}, "spawned"
         if not self.moves:
             self.starts += 1
@@ -212,7 +217,15 @@ def matched(rule: Rule, unit: Unit) -> dict[str, Any] | None:
         return None
     if rule.frames and not any(p.search("\n".join(unit.frames)) for p in rule.frames):
         return None
-    return {**rule.facts, **{k: typed(k, v) for k, v in hit.groupdict().items() if v is not None}}
+    facts = {**rule.facts, **{k: typed(k, v) for k, v in hit.groupdict().items() if v is not None}}
+    return facts if rule.when is None or _holds(rule.when, facts) else None
+
+
+def _holds(condition: str, facts: dict[str, Any]) -> bool:
+    try:
+        return bool(value_of(condition, facts))
+    except (KeyError, ValueError):
+        return False
 
 
 def read(log: bytes | Iterable[bytes], engine: str | None, version: str | None, rules: Sequence[Rule] | None = None) -> LogReader:

@@ -101,6 +101,16 @@ def power_of_two_above(value: float) -> int:
     return 1 << (_positive(value) - 1).bit_length()
 
 
+def within(value: float, wanted: float, share: float) -> bool:
+    """Whether a value misses what is wanted by no more than a share of it."""
+    return abs(wanted - value) <= share * wanted
+
+
+def above(value: float, bound: float) -> bool:
+    return value > bound
+
+
 FUNCTIONS: dict[str, Callable[..., Any]] = {
-    f.__name__: f for f in (len_that_fits, rounded_down, utilization_of, half, less_by, more_by, divisor_below, power_of_two_above)
+    f.__name__: f
+    for f in (len_that_fits, rounded_down, utilization_of, half, less_by, more_by, divisor_below, power_of_two_above, within, above)
 }

@@ -139,6 +139,8 @@ class Collector:
             return done
         if stripped:
             stream.linked = False
+        if text.startswith(("    ", '  File "')) or stripped.startswith(("raise ", "^^^^")):
+            return done
         return done + ([self._plain(line, stripped)] if stripped else [])
 
     def _continues(self, stream: _Stream, unit: Unit, line: Line, stripped: str) -> bool:

@@ -115,6 +115,7 @@ _TRANSPORT = (
 _STARTS = frozenset("[(0123456789JFMASOND")
 _GLUED = re.compile(
     rf"(?<=.)(?=(?:\((?:APIServer|EngineCore|Worker|VllmWorker)[^()]{{0,40}} pid=\d+\) )?{_LEVELS} \d\d-\d\d \d\d:\d\d:\d\d \[?[\w./-]+\.py)"
+    r"|(?<=it/s\])(?=\S)|(?<=s/it\])(?=\S)"
     r"|(?<=[^ )])(?=\((?:APIServer|EngineCore|Worker|VllmWorker)[^()]{0,40} pid=\d+\) )"
 )
 _REPEATED = re.compile(r" \[repeated (\d+)x across (?:cluster|all nodes)[^\]]*\]$")
@@ -127,7 +128,7 @@ def parse(number: int, raw: str) -> list[Line]:
         raw = _ANSI.sub("", raw)
     if raw.startswith("{"):
         raw = _unwrapped(raw)
-    if " pid=" in raw[24:] or " INFO " in raw[24:] or " ERROR " in raw[24:]:
+    if " pid=" in raw[24:] or "it/s]" in raw or "s/it]" in raw or " INFO " in raw[24:] or " ERROR " in raw[24:]:
         return [_one(number, part) for part in _glued(raw)]
     return [_one(number, raw)]
 

@@ -1,0 +1,352 @@
+"""Breaks a real vLLM in many real ways and checks what `diagnose` says of each log.
+
+    python bench/break_vllm.py --python ENGINE/bin/python --out FOLDER [--only NAME,NAME] [--lock FILE] [--check]
+
+Each case is one real start with tiny models that the script makes itself (with the engine's own torch and tokenizers). The logs stay in
+FOLDER as NAME.log with NAME.json beside it (exit status, seconds); --check reads logs that are there and starts nothing.
+"""
+
+import argparse
+import fcntl
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from firstlight.diagnose.diagnose import diagnose
+
+PORT = 8431
+MODELS = """
+import json, os, sys
+from tokenizers import Tokenizer, models, pre_tokenizers, trainers, decoders
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+import torch
+out = sys.argv[1]
+tok = Tokenizer(models.BPE()); tok.pre_tokenizer = pre_tokenizers.ByteLevel(); tok.decoder = decoders.ByteLevel()
+tok.train_from_iterator(["the quick brown fox jumps over the lazy dog"] * 4, trainers.BpeTrainer(
+    vocab_size=300, special_tokens=["<s>", "</s>"], initial_alphabet=pre_tokenizers.ByteLevel.alphabet()))
+fast = PreTrainedTokenizerFast(tokenizer_object=tok, bos_token="<s>", eos_token="</s>")
+fast.chat_template = "{% for m in messages %}{{ m.content }}{% endfor %}"
+torch.manual_seed(0)
+config = LlamaConfig(vocab_size=320, hidden_size=128, intermediate_size=256, num_hidden_layers=4, num_attention_heads=4,
+    num_key_value_heads=2, max_position_embeddings=2048, bos_token_id=0, eos_token_id=1, tie_word_embeddings=False, torch_dtype="bfloat16")
+model = LlamaForCausalLM(config).to(torch.bfloat16)
+model.save_pretrained(out, max_shard_size="400KB"); fast.save_pretrained(out)
+"""
+
+
+@dataclass(frozen=True)
+class Case:
+    """One way to break a start. model: changes a copy of the model folder. during: acts on the running process (pid, log) until True.
+
+    codes: what `diagnose` may say. outcome: the expected outcome.
+    """
+
+    name: str
+    codes: tuple[str, ...]
+    args: tuple[str, ...] = ()
+    env: dict[str, str] = field(default_factory=dict)
+    model: Callable[[Path], None] | None = None
+    during: Callable[[int, str], bool] | None = None
+    hold_port: bool = False
+    prefix: tuple[str, ...] = ()
+    model_name: str | None = None
+    outcome: str = "failed"
+    eager: bool = True
+    grace: float = 20.0
+
+
+def edit(file: str, change: Callable[[dict[str, object]], None]) -> Callable[[Path], None]:
+    def act(folder: Path) -> None:
+        path = folder / file
+        data = json.loads(path.read_text())
+        change(data)
+        path.write_text(json.dumps(data))
+
+    return act
+
+
+def shards(folder: Path) -> list[Path]:
+    return sorted(folder.glob("*.safetensors"))
+
+
+def cut(folder: Path) -> None:
+    last = shards(folder)[-1]
+    last.write_bytes(last.read_bytes()[:-4096])
+
+
+def rewrite_tensors(change: str) -> Callable[[Path], None]:
+    """Changes one shard through its header: `drop` a tensor, `rename` one, `shape` halves one."""
+
+    def act(folder: Path) -> None:
+        path = next(p for p in shards(folder) if b"mlp.down_proj" in p.read_bytes()[:20000])
+        raw = path.read_bytes()
+        size = int.from_bytes(raw[:8], "little")
+        header = json.loads(raw[8 : 8 + size])
+        name = next(k for k in header if "mlp.down_proj" in k)
+        if change == "shape":
+            header[name]["shape"] = list(reversed(header[name]["shape"]))
+        elif change == "rename":
+            header[name.replace("down_proj", "extra_proj")] = header.pop(name)
+        text = json.dumps(header).encode()
+        path.write_bytes(len(text).to_bytes(8, "little") + text + raw[8 + size :])
+
+    return act
+
+
+def child(pid: int, name: str) -> int | None:
+    """The pid of a descendant whose command line contains a name."""
+    found = subprocess.run(["ps", "-eo", "pid,ppid,args"], capture_output=True, text=True).stdout.splitlines()[1:]
+    rows = [(int(a), int(b), c) for a, b, c in (line.split(None, 2) for line in found)]
+    family, grown = {pid}, True
+    while grown:
+        new = {p for p, parent, _ in rows if parent in family} - family
+        family, grown = family | new, bool(new)
+    return next((p for p, _, args in rows if p in family and p != pid and name in args), None)
+
+
+def send(process: str, mark: str, number: signal.Signals) -> Callable[[int, str], bool]:
+    """Sends a signal to a child process once the log contains a mark."""
+
+    def act(pid: int, log: str) -> bool:
+        if mark not in log:
+            return False
+        target = child(pid, process)
+        if target is not None:
+            os.kill(target, number)
+        return target is not None
+
+    return act
+
+
+CASES = [
+    Case("flag-unknown", ("flag-unknown",), ("--no-such-flag",)),
+    Case("flag-value", ("flag-value-invalid",), ("--dtype", "float12")),
+    Case("flag-json", ("flag-value-invalid",), ("--compilation-config", "{mode: 3")),
+    Case("flag-number", ("flag-value-invalid",), ("--max-num-seqs", "many")),
+    Case("port", ("port-in-use",), hold_port=True),
+    Case("model-missing", ("model-not-found",), model_name="/nonexistent/model"),
+    Case("hub-offline", ("hub-offline",), model_name="nobody/no-such-model"),
+    Case("config-json", ("config-json-invalid",), model=lambda f: (f / "config.json").write_text('{"model_type": "llama", ') and None),
+    Case("config-absent", ("model-config-missing",), model=lambda f: (f / "config.json").unlink()),
+    Case("architecture", ("engine-too-old-for-arch",), model=edit("config.json", lambda c: c.update(architectures=["NoSuchForCausalLM"]))),
+    Case(
+        "model-type",
+        ("transformers-too-old", "engine-too-old-for-arch"),
+        model=edit("config.json", lambda c: c.update(model_type="nosuch")),
+    ),
+    Case(
+        "remote-code",
+        ("trust-remote-code-needed",),
+        model=edit("config.json", lambda c: c.update(model_type="own", auto_map={"AutoConfig": "c.C"})),
+    ),
+    Case("shard-cut", ("checkpoint-shard-corrupt",), model=cut),
+    Case("shard-junk", ("checkpoint-shard-corrupt",), model=lambda f: shards(f)[0].write_bytes(b"\xff" * 5000) and None),
+    Case("shard-missing", ("checkpoint-shard-missing",), model=lambda f: shards(f)[1].unlink()),
+    Case("weights-none", ("weights-not-found",), model=lambda f: [p.unlink() for p in shards(f)] and None),
+    Case("tensor-renamed", ("weights-not-initialized", "weight-name-unknown"), model=rewrite_tensors("rename")),
+    Case("tensor-shape", ("weight-shape-mismatch",), model=rewrite_tensors("shape")),
+    Case("vocab", ("weight-shape-mismatch",), model=edit("config.json", lambda c: c.update(vocab_size=640))),
+    Case("tp-heads", ("tp-heads-not-divisible", "world-size-too-large"), ("-tp", "3")),
+    Case("max-len", ("max-model-len-too-large",), ("--max-model-len", "65536")),
+    Case("batched-tokens", ("bad-flag-combination",), ("--max-num-batched-tokens", "16", "--max-num-seqs", "64")),
+    Case("kv-small", ("kv-too-small-for-max-len",), ("--kv-cache-memory-bytes", "65536")),
+    Case("kv-none", ("no-memory-for-cache-blocks", "kv-too-small-for-max-len"), ("--kv-cache-memory-bytes", "16")),
+    Case("tokenizer-absent", ("tokenizer-not-found",), model=lambda f: [p.unlink() for p in f.glob("tokenizer*")] and None),
+    Case("tokenizer-corrupt", ("tokenizer-invalid",), model=lambda f: (f / "tokenizer.json").write_text("{}") and None),
+    Case(
+        "tokenizer-class",
+        ("tokenizer-transformers5-checkpoint",),
+        model=edit("tokenizer_config.json", lambda c: c.update(tokenizer_class="NoSuchTokenizer")),
+    ),
+    Case("chat-template", ("chat-template-invalid",), ("--chat-template", "/nonexistent/template.jinja")),
+    Case("quantization-unknown", ("quantization-unsupported",), ("--quantization", "nosuch")),
+    Case(
+        "quantization-mismatch",
+        ("quantization-flag-mismatch",),
+        ("--quantization", "fp8"),
+        model=edit(
+            "config.json", lambda c: c.update(quantization_config={"quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": True})
+        ),
+    ),
+    Case(
+        "quantization-platform",
+        ("quantization-unsupported",),
+        model=edit("config.json", lambda c: c.update(quantization_config={"quant_method": "nosuch"})),
+    ),
+    Case("lora-missing", ("lora-adapter-not-found",), ("--enable-lora", "--lora-modules", "a=/nonexistent/adapter")),
+    Case("tool-parser", ("bad-flag-combination",), ("--enable-auto-tool-choice",)),
+    Case("tool-parser-unknown", ("parser-unknown",), ("--enable-auto-tool-choice", "--tool-call-parser", "nosuch")),
+    Case("reasoning-parser", ("parser-unknown",), ("--reasoning-parser", "nosuch")),
+    Case("speculative", ("speculative-config-invalid",), ("--speculative-config", '{"method": "nosuch", "num_speculative_tokens": 2}')),
+    Case(
+        "speculative-draft",
+        ("model-not-found", "hub-offline"),
+        ("--speculative-config", '{"model": "nobody/draft", "num_speculative_tokens": 2}'),
+    ),
+    Case("utilization", ("flag-value-invalid",), ("--gpu-memory-utilization", "1.5")),
+    Case("attention", ("attn-backend-invalid",), ("--attention-backend", "NO_SUCH")),
+    Case("load-format", ("flag-value-invalid", "load-format-unsupported"), ("--load-format", "nosuch")),
+    Case("kv-transfer", ("kv-connector-invalid",), ("--kv-transfer-config", '{"kv_connector": "NoSuchConnector", "kv_role": "kv_both"}')),
+    Case("certificate", ("file-not-found",), ("--ssl-keyfile", "/nonexistent/key.pem", "--ssl-certfile", "/nonexistent/cert.pem")),
+    Case("logging-config", ("logging-config-invalid",), env={"VLLM_LOGGING_CONFIG_PATH": "/nonexistent/log.json"}),
+    Case("world-size", ("world-size-too-large", "process-killed", "cause-not-visible"), ("-tp", "2", "-pp", "2")),
+    Case("ulimit-files", ("ulimit-nofile",), prefix=("bash", "-c", 'ulimit -n 48; exec "$@"', "_")),
+    Case(
+        "memory-limit",
+        ("host-ram-oom",),
+        ("--kv-cache-memory-bytes", "8000000000"),
+        prefix=("bash", "-c", 'ulimit -v 9000000; exec "$@"', "_"),
+    ),
+    Case("thread-limit", ("ulimit-nproc",), prefix=("bash", "-c", 'ulimit -v 2500000; exec "$@"', "_")),
+    Case(
+        "shm-small",
+        ("shm-too-small",),
+        ("-tp", "2"),
+        prefix=("unshare", "-m", "bash", "-c", 'mount -t tmpfs -o size=64k none /dev/shm; exec "$@"', "_"),
+    ),
+    Case(
+        "disk-full",
+        ("no-space-left",),
+        env={"VLLM_CACHE_ROOT": "/mnt/fl-full/v", "TORCHINDUCTOR_CACHE_DIR": "/mnt/fl-full/i"},
+        prefix=("unshare", "-m", "bash", "-c", 'mkdir -p /mnt/fl-full; mount -t tmpfs -o size=64k none /mnt/fl-full; exec "$@"', "_"),
+        eager=False,
+    ),
+    Case("engine-killed", ("process-killed", "host-ram-oom"), during=send("EngineCore", "Initializing a V1", signal.SIGKILL)),
+    Case("worker-killed", ("process-killed", "host-ram-oom"), during=send("Worker", "Starting to load", signal.SIGKILL)),
+    Case("worker-segfault", ("process-crashed",), during=send("Worker", "Starting to load", signal.SIGSEGV)),
+    Case(
+        "worker-killed-serving",
+        ("process-killed", "host-ram-oom"),
+        during=send("Worker", "Application startup complete", signal.SIGKILL),
+        outcome="serving-failed",
+    ),
+    Case("healthy", (), outcome="ready"),
+]
+
+
+def prepare(engine: str, out: Path) -> Path:
+    base = out / "models" / "tiny"
+    if not (base / "config.json").exists():
+        subprocess.run([engine, "-c", MODELS, str(base)], check=True, capture_output=True)
+    return base
+
+
+def run(case: Case, engine: str, out: Path, seconds: float) -> None:
+    model = out / "models" / case.name
+    shutil.rmtree(model, ignore_errors=True)
+    shutil.copytree(prepare(engine, out), model)
+    if case.model:
+        case.model(model)
+    started = time.monotonic()
+    with ExitStack() as stack:
+        if case.hold_port:
+            held = stack.enter_context(socket.socket())
+            held.bind(("127.0.0.1", PORT))
+            held.listen()
+        log = stack.enter_context((out / f"{case.name}.log").open("wb"))
+        process = subprocess.Popen(
+            command(case, engine, model), stdout=log, stderr=subprocess.STDOUT, env=environment(case), start_new_session=True
+        )
+        stack.callback(end, process)
+        acted, ready_at = case.during is None, None
+        while process.poll() is None and time.monotonic() - started < seconds:
+            text = (out / f"{case.name}.log").read_text(errors="replace")
+            acted = acted or (case.during is not None and case.during(process.pid, text))
+            if ready_at is None and healthy():
+                ready_at = time.monotonic()
+            if ready_at and case.outcome == "ready":
+                break
+            if ready_at and case.outcome == "failed" and time.monotonic() - ready_at > case.grace:
+                break
+            time.sleep(0.1)
+        status = process.poll()
+    (out / f"{case.name}.json").write_text(json.dumps({"exit_status": status, "seconds": round(time.monotonic() - started, 1)}))
+
+
+def command(case: Case, engine: str, model: Path) -> list[str]:
+    eager = ("--enforce-eager",) if case.eager else ()
+    target = case.model_name or str(model)
+    serve = (engine, "-m", "vllm.entrypoints.cli.main", "serve", target, "--host", "127.0.0.1", "--port", str(PORT), *eager)
+    length = () if "--max-model-len" in case.args else ("--max-model-len", "1024")
+    return [*case.prefix, *serve, *length, *case.args]
+
+
+def environment(case: Case) -> dict[str, str]:
+    own = {
+        "VLLM_TARGET_DEVICE": "cpu",
+        "HF_HUB_OFFLINE": "1",
+        "VLLM_NO_USAGE_STATS": "1",
+        "VLLM_CPU_KVCACHE_SPACE": "1",
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    }
+    return {**os.environ, **own, **case.env}
+
+
+def healthy() -> bool:
+    with suppress(OSError):
+        return bool(urllib.request.urlopen(f"http://127.0.0.1:{PORT}/health", timeout=1).status == 200)
+    return False
+
+
+def end(process: "subprocess.Popen[bytes]") -> None:
+    if process.poll() is None:
+        os.killpg(process.pid, signal.SIGTERM)
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(20)
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def check(cases: list[Case], out: Path) -> int:
+    """Prints one line a case: expected, found, right or wrong; returns how many are wrong."""
+    wrong = 0
+    for case in cases:
+        log = out / f"{case.name}.log"
+        if not log.exists():
+            continue
+        status = json.loads((out / f"{case.name}.json").read_text())["exit_status"]
+        found = diagnose(log.read_bytes(), exit_status=status)
+        code = found.cause.code if found.cause else None
+        right = found.outcome == case.outcome and (code in case.codes if case.codes else code is None)
+        wrong += not right
+        print(
+            f"{'right' if right else 'WRONG':6} {case.name:24} {found.outcome:15} {found.phase or '-':16} {code or '-':32} {'|'.join(case.codes)}"
+        )
+    print(f"{wrong} wrong")
+    return wrong
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--python", default=sys.executable)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--only", default="")
+    parser.add_argument("--lock", type=Path)
+    parser.add_argument("--seconds", type=float, default=120)
+    parser.add_argument("--check", action="store_true")
+    options = parser.parse_args()
+    chosen = [c for c in CASES if not options.only or c.name in options.only.split(",")]
+    options.out.mkdir(parents=True, exist_ok=True)
+    for case in [] if options.check else chosen:
+        with ExitStack() as stack:
+            if options.lock:
+                lock = stack.enter_context(options.lock.open("w"))
+                fcntl.flock(lock, fcntl.LOCK_EX)
+            run(case, options.python, options.out, options.seconds)
+        print(case.name, (options.out / f"{case.name}.json").read_text(), flush=True)
+    return 1 if check(chosen, options.out) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
