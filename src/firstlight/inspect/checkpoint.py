@@ -1,6 +1,8 @@
 """`inspect`: a source's files -> Checkpoint. Headers and small JSON files only, never the weights."""
 
-from collections.abc import Sequence
+import gc
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 from firstlight.core.checkpoint import Checkpoint
 from firstlight.core.errors import InputError
@@ -14,7 +16,23 @@ def inspect(source: Source) -> Checkpoint:
 
     Raises InputError when there is nothing that a checkpoint could be told from: `not-a-checkpoint`, the `gguf-*` codes, `json-*`.
     """
-    files = source.list()
+    with _without_collector():
+        return _inspect(source, source.list())
+
+
+@contextmanager
+def _without_collector() -> Iterator[None]:
+    """Hundreds of thousands of short-lived tuples without a cycle among them: the cycle collector would look at them in vain."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+def _inspect(source: Source, files: Sequence[FileInfo]) -> Checkpoint:
     if any(f.path.endswith(".safetensors") or f.path == "config.json" for f in files):
         return inspect_folder(source, files)
     if any(f.path.endswith(".gguf") for f in files):

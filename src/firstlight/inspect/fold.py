@@ -7,7 +7,8 @@ digits, and the few distinct shapes are taken apart with a regular expression ea
 import re
 from collections import defaultdict
 from collections.abc import Iterable
-from typing import NamedTuple
+from operator import itemgetter
+from typing import Any, NamedTuple
 
 from firstlight.core.checkpoint import TensorGroup
 from firstlight.core.errors import InputError
@@ -37,12 +38,11 @@ class _Spans(NamedTuple):
 
 
 class _Group:
-    __slots__ = ("bytes_each", "count", "layers")
+    __slots__ = ("count", "layers")
 
-    def __init__(self, bytes_each: int | None) -> None:
+    def __init__(self) -> None:
         self.count = 0
         self.layers: set[int] = set()
-        self.bytes_each = bytes_each
 
 
 class Shard(NamedTuple):
@@ -68,46 +68,63 @@ class Fold:
         self.shard_count = 0
         self.shards[file] = Shard(0, 0)
 
-    def names_by_shape(self, names: Iterable[str]) -> dict[bytes, list[str]]:
-        """Names grouped by what is left when every digit is 0; also counts them into the shard's fingerprint."""
+    def grouped(self, names: Iterable[str], sizes: Iterable[int]) -> dict[tuple[bytes, int], list[str]]:
+        """Names grouped by what is left when every digit is 0, and by size; also counts them into the shard's fingerprint."""
         listed = list(names)
         self.shard_count += len(listed)
         before = self.shards[self._file]
         self.shards[self._file] = Shard(before.tensors + len(listed), before.names_hash + sum(map(hash, listed)))
-        by_shape: dict[bytes, list[str]] = defaultdict(list)
-        for name, key in zip(listed, _shapes(listed), strict=True):
-            by_shape[key].append(name)
-        return by_shape
+        groups: dict[tuple[bytes, int], list[str]] = defaultdict(list)
+        for name, key in zip(listed, zip(_shapes(listed), sizes, strict=True), strict=True):
+            groups[key].append(name)
+        return groups
 
-    def add(self, key: bytes, names: list[str], dtype: str, shape: tuple[int, ...], bytes_each: int | None) -> None:
+    def forget(self, count: int) -> None:
+        """Entries that turned out to be no tensors."""
+        before = self.shards[self._file]
+        self.shards[self._file] = Shard(before.tensors - count, before.names_hash)
+
+    def add(self, key: bytes, names: list[str], dtype: str, shape: tuple[int, ...]) -> None:
         """Tensors of one name shape, dtype and shape."""
         spans = self._spans.get(key) or self._spans.setdefault(key, _find_spans(names[0]))
         for part in _split_by_digits(names, spans.others):
-            self._add_layers(_Key(_pattern(part[0], spans), dtype, shape), part, spans, bytes_each)
+            self._add_layers(_Key(_pattern(part[0], spans), dtype, shape), part, spans)
 
-    def _add_layers(self, key: _Key, names: list[str], spans: _Spans, bytes_each: int | None) -> None:
+    def _add_layers(self, key: _Key, names: list[str], spans: _Spans) -> None:
         if spans.layer is None:
-            self._add(key, len(names), (), bytes_each)
+            self._add(key, len(names), ())
             return
         begin, end = spans.layer
-        layers = set(map(int, {n[begin:end] for n in names}))
+        layers = set(map(int, set(map(itemgetter(slice(begin, end)), names))))
         if self.stack_end is None or max(layers) < self.stack_end or not _in_text_stack(key.pattern):
-            self._add(key, len(names), layers, bytes_each)
+            self._add(key, len(names), layers)
             return
         past = sum(int(n[begin:end]) >= self.stack_end for n in names)
         inside = {n for n in layers if n < self.stack_end}
         if inside:
-            self._add(key, len(names) - past, inside, bytes_each)
-        self._add(key._replace(past_stack=True), past, layers - inside, bytes_each)
+            self._add(key, len(names) - past, inside)
+        self._add(key._replace(past_stack=True), past, layers - inside)
 
-    def _add(self, key: _Key, count: int, layers: Iterable[int], bytes_each: int | None) -> None:
+    def _add(self, key: _Key, count: int, layers: Iterable[int]) -> None:
         group = self.groups.get(key)
         if group is None:
             if len(self.groups) >= GROUP_LIMIT:
                 raise InputError("too-many-groups", f"the tensors fall into more than {GROUP_LIMIT:,} groups", evidence=(key.pattern,))
-            group = self.groups[key] = _Group(bytes_each)
+            group = self.groups[key] = _Group()
         group.count += count
         group.layers.update(layers)
+
+    def plain(self) -> tuple[Any, Any]:
+        """Everything as plain values, for another process."""
+        groups = [(*key, group.count, group.layers) for key, group in self.groups.items()]
+        return groups, {file: tuple(shard) for file, shard in self.shards.items()}
+
+    def merge(self, plain: tuple[Any, Any]) -> None:
+        """What another process folded."""
+        groups, shards = plain
+        for pattern, dtype, shape, past_stack, count, layers in groups:
+            self._add(_Key(pattern, dtype, shape, past_stack), count, layers)
+        self.shards |= {file: Shard(*shard) for file, shard in shards.items()}
 
     def tensor_groups(self) -> list[TensorGroup]:
         """The groups as the checkpoint carries them, in the order of their first appearance."""

@@ -9,7 +9,6 @@ from firstlight.core.findings import Finding, Severity
 from firstlight.core.ports import FileInfo, Source
 from firstlight.inspect import text
 from firstlight.inspect.config import EMPTY, Config, integer, normalise, parse_json
-from firstlight.inspect.derive.derive import expected_groups
 from firstlight.inspect.headers import Weights, read_weights
 from firstlight.inspect.kv import attention_kind, kv_bytes_per_token, kv_cache_groups
 from firstlight.inspect.quant import kv_quantization, quant_spec
@@ -89,6 +88,8 @@ def _checkpoint(
     quant = quant_spec(config.quantization, hf_quant, weights.groups)
     groups = weights.groups
     if not groups:
+        from firstlight.inspect.derive.derive import expected_groups  # only here: most checkpoints have their weights
+
         groups, reason = expected_groups(fields, quant, config.quantization)
         findings += absent(fields, groups, reason)
     sizes = bytes_by_dtype(groups)

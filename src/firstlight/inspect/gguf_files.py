@@ -80,10 +80,10 @@ def _groups(parts: Sequence[FileInfo], headers: Sequence[GgufHeader], layers: in
     for info, header in zip(parts, headers, strict=True):
         fold.start_shard(info.path)
         by_name = {t.name: t for t in header.tensors}
-        for key, names in fold.names_by_shape(by_name).items():
-            kinds = {(by_name[n].dtype, by_name[n].shape) for n in names}
+        for (key, _), names in fold.grouped(by_name, [0] * len(by_name)).items():
+            kinds = dict.fromkeys((by_name[n].dtype, by_name[n].shape) for n in names)
             for dtype, shape in kinds:
-                fold.add(key, [n for n in names if by_name[n][1:3] == (dtype, shape)], dtype, shape, gguf_bytes(dtype, shape))
+                fold.add(key, [n for n in names if by_name[n][1:3] == (dtype, shape)], dtype, shape)
     return fold.tensor_groups()
 
 

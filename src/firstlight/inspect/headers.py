@@ -1,19 +1,24 @@
 """The headers of all shards of a folder, read and folded, and the index held against them."""
 
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+import msgspec
 
 from firstlight.core.checkpoint import TensorGroup
 from firstlight.core.findings import Finding, Severity
 from firstlight.core.ports import FileInfo, Source
-from firstlight.inspect.fold import Fold
+from firstlight.inspect.fold import Fold, Shard
 from firstlight.inspect.index import index_findings, read_index
+from firstlight.inspect.parallel import Child, may_fork
 from firstlight.inspect.safetensors import LENGTH_BYTES, HeaderError, header_length, problem, read_header
 from firstlight.inspect.sums import group_bytes
 
 FIRST_READ = 1 << 16
 BATCH = 8 << 20  # bytes of first reads held at once
-_INDEX = "model.safetensors.index.json"
+INDEX = "model.safetensors.index.json"
+LARGE_INDEX = 8 << 20  # from about 70,000 tensors on a second process pays
+Indexed = tuple[dict[str, Shard], Finding | None] | None
 
 
 class Weights(NamedTuple):
@@ -27,9 +32,47 @@ class Weights(NamedTuple):
 
 
 def read_weights(source: Source, files: Sequence[FileInfo], num_hidden_layers: int | None) -> Weights:
-    """Every .safetensors at the top of the folder (or where the index says), folded into groups."""
+    """Every .safetensors at the top of the folder, folded into groups, and the index held against them."""
     shards = [f for f in files if f.path.endswith(".safetensors") and "/" not in f.path and not f.path.startswith(("adapter_", "."))]
+    index = next((f for f in files if f.path == INDEX), None)
     fold = Fold(num_hidden_layers)
+    if index is not None and index.size > LARGE_INDEX and source.root is not None and _is_local(source) and may_fork():
+        findings, indexed = _in_two(source, shards, index, fold)
+    else:
+        findings = _fold_all(source, shards, fold)
+        indexed = _read_index(source, index)
+    findings += _compare(source, indexed, index, shards, fold)
+    groups = fold.tensor_groups()
+    sizes = [group_bytes(g) for g in groups]
+    total = None if not groups or None in sizes else sum(s for s in sizes if s is not None)
+    return Weights(shards, groups, sum(g.count for g in groups), total, findings)
+
+
+def _is_local(source: Source) -> bool:
+    host = getattr(source, "host", None)
+    return host is not None and bool(host.is_local)
+
+
+def _in_two(source: Source, shards: Sequence[FileInfo], index: FileInfo, fold: Fold) -> tuple[list[Finding], Indexed]:
+    """A child folds some shards meanwhile; reading the index costs about a quarter of all headers, so its share is the larger."""
+    cut = len(shards) * 3 // 8
+    child = Child(lambda: _in_child(source, shards[cut:], fold))
+    findings = _fold_all(source, shards[:cut], fold)
+    indexed = _read_index(source, index)
+    answer = child.result()
+    if answer is None:  # it was killed: then here, one after another
+        return findings + _fold_all(source, shards[cut:], fold), indexed
+    plain, found = answer
+    fold.merge(plain)
+    return findings + [msgspec.convert(f, Finding) for f in found], indexed
+
+
+def _in_child(source: Source, shards: Sequence[FileInfo], fold: Fold) -> tuple[Any, Any]:
+    findings = _fold_all(source, shards, fold)
+    return fold.plain(), msgspec.to_builtins(findings)
+
+
+def _fold_all(source: Source, shards: Sequence[FileInfo], fold: Fold) -> list[Finding]:
     findings: list[Finding] = []
     for info, raw in _headers(source, shards, findings):
         try:
@@ -37,12 +80,7 @@ def read_weights(source: Source, files: Sequence[FileInfo], num_hidden_layers: i
         except HeaderError as e:
             findings.append(e.finding)
             fold.shards.pop(info.path, None)
-    findings += _check_index(source, files, shards, fold)
-    groups = fold.tensor_groups()
-    count = sum(g.count for g in groups)
-    sizes = [group_bytes(g) for g in groups]
-    total = None if not groups or None in sizes else sum(s for s in sizes if s is not None)
-    return Weights(shards, groups, count, total, findings)
+    return findings
 
 
 def _headers(source: Source, shards: Sequence[FileInfo], findings: list[Finding]) -> Iterator[tuple[FileInfo, bytes]]:
@@ -79,20 +117,25 @@ def _unusable(info: FileInfo, findings: list[Finding]) -> bool:
     return info.kind != "file"
 
 
-def _check_index(source: Source, files: Sequence[FileInfo], shards: Sequence[FileInfo], fold: Fold) -> list[Finding]:
-    index = next((f for f in files if f.path == _INDEX), None)
+def _read_index(source: Source, index: FileInfo | None) -> Indexed:
     if index is None:
+        return None
+    return read_index(lambda offset, length: source.read(index.path, offset, length), index.size, index.path)
+
+
+def _compare(source: Source, indexed: Indexed, index: FileInfo | None, shards: Sequence[FileInfo], fold: Fold) -> list[Finding]:
+    if indexed is None or index is None:
         return _without_index(shards, fold)
-    by_file, bad = read_index(lambda offset, length: source.read(_INDEX, offset, length), index.size, _INDEX)
+    by_file, bad = indexed
     if bad is not None:
         return [bad]
-    return index_findings(by_file, fold.shards, {f.path for f in shards}, _INDEX, lambda _: [])
+    return index_findings(by_file, fold.shards, {f.path for f in shards}, index.path)
 
 
 def _without_index(shards: Sequence[FileInfo], fold: Fold) -> list[Finding]:
     if len(shards) < 2:
         return []
-    message = f"{len(shards)} weight files and no {_INDEX}"
+    message = f"{len(shards)} weight files and no {INDEX}"
     return [
         Finding(code="index-missing", severity=Severity.WARNING, message=message, evidence=[f"{len(fold.shards)} headers could be read"])
     ]

@@ -4,7 +4,7 @@ The index of a large model has 30 MB; it is decoded in pieces and compared by co
 file's fingerprint differs are its names looked at one by one.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import groupby, islice
 
 import msgspec
@@ -24,13 +24,21 @@ class _Index(msgspec.Struct):
 
 def read_index(read: Callable[[int, int], bytes], size: int, file: str) -> tuple[dict[str, Shard], Finding | None]:
     """Per file the names' count and hash sum; the finding when the index cannot be read."""
-    shards: dict[str, list[int]] = {}
     try:
-        for piece in _weight_map(read, size):
-            _count(piece, shards)
+        return _fingerprints(_pieces(read, size)), None
+    except (_NotCuttable, msgspec.DecodeError, UnicodeDecodeError):
+        pass  # not laid out as every writer lays it out: the whole at once
+    try:
+        return _fingerprints([msgspec.json.decode(read(0, size), type=_Index).weight_map]), None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as e:
         return {}, problem("index-not-json", f"{file} is not an index", str(e), hint="download it again")
-    return {name: Shard(count, total) for name, (count, total) in shards.items()}, None
+
+
+def _fingerprints(pieces: Iterable[dict[str, str]]) -> dict[str, Shard]:
+    shards: dict[str, list[int]] = {}
+    for piece in pieces:
+        _count(piece, shards)
+    return {name: Shard(count, total) for name, (count, total) in shards.items()}
 
 
 def _count(piece: dict[str, str], shards: dict[str, list[int]]) -> None:
@@ -42,16 +50,8 @@ def _count(piece: dict[str, str], shards: dict[str, list[int]]) -> None:
         entry[1] += sum(map(hash, islice(names, length)))
 
 
-def _weight_map(read: Callable[[int, int], bytes], size: int) -> Iterator[dict[str, str]]:
-    """The map in pieces cut between entries; a file that does not cut so is decoded whole."""
-    try:
-        yield from _pieces(read, size)
-    except _NotCuttable:
-        yield msgspec.json.decode(read(0, size), type=_Index).weight_map
-
-
 class _NotCuttable(Exception):
-    """The map is not laid out as every writer lays it out; nothing was given out yet."""
+    """The map does not begin where it is looked for, or is too small to bother."""
 
 
 def _pieces(read: Callable[[int, int], bytes], size: int) -> Iterator[dict[str, str]]:
@@ -67,11 +67,12 @@ def _pieces(read: Callable[[int, int], bytes], size: int) -> Iterator[dict[str, 
         rest += more
         end = _end_of_map(rest, last=at >= size)
         cut = end if end >= 0 else rest.rfind(b'",') + 1
-        if cut > 0:
-            yield _decode_map(b"{" + rest[:cut].strip().strip(b",") + b"}")
+        if cut > 0 and b'"' in rest[:cut]:
+            last = rest.rindex(b'"', 0, cut) + 1  # without the comma
+            yield _decode_map(b"{%b}" % rest[:last])
         if end >= 0 or not more:
             return
-        rest = rest[cut:]
+        rest = rest[cut + (rest[cut : cut + 1] == b",") :]
 
 
 def _end_of_map(rest: bytes, *, last: bool) -> int:
@@ -80,10 +81,8 @@ def _end_of_map(rest: bytes, *, last: bool) -> int:
     return end if end >= 0 else (len(rest) if last else -1)
 
 
-def index_findings(
-    index: dict[str, Shard], shards: dict[str, Shard], present: set[str], file: str, names: Callable[[str], list[str]]
-) -> list[Finding]:
-    """present: weight files that are there; shards: those whose header could be read. names(shard): its names in the index."""
+def index_findings(index: dict[str, Shard], shards: dict[str, Shard], present: set[str], file: str) -> list[Finding]:
+    """present: weight files that are there; shards: those whose header could be read."""
     found = [
         problem("shard-missing", f"{name} is not there", f"{file} names it for {index[name].tensors:,} tensors", hint="download it again")
         for name in sorted(index)
@@ -96,5 +95,7 @@ def index_findings(
             )
         elif index[name] != shards[name]:
             evidence = f"expected: {index[name].tensors:,} tensors, found: {shards[name].tensors:,}"
-            found.append(problem("index-shard-mismatch", f"{file} and the header of {name} disagree", evidence, *names(name)))
+            same = index[name].tensors == shards[name].tensors
+            note = "as many, but under other names" if same else ""
+            found.append(problem("index-shard-mismatch", f"{file} and the header of {name} disagree", evidence, *([note] if note else [])))
     return found

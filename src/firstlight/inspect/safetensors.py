@@ -8,7 +8,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterator
 from math import prod
-from operator import attrgetter
+from operator import attrgetter, sub
 from typing import Literal
 
 import msgspec
@@ -52,7 +52,7 @@ _decode = msgspec.json.Decoder(_Entries).decode
 _decode_any = msgspec.json.Decoder(dict[str, _AnyTensor]).decode
 _decode_raw = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 _decode_one = msgspec.json.Decoder(_AnyTensor).decode
-_offsets = attrgetter("data_offsets")
+_offsets, _dtype, _shape = attrgetter("data_offsets"), attrgetter("dtype"), attrgetter("shape")
 
 
 class HeaderError(Exception):
@@ -101,15 +101,17 @@ def read_header(raw: bytes, file: str, size: int, fold: Fold) -> list[Finding]:
     """
     if raw[:1] != b"{":
         raise HeaderError(problem("header-not-json", f"the header of {file} is not a JSON object", f"starts with {raw[:12]!r}"))
-    count = raw.count(b'"data_offsets"')
-    if count > TENSOR_LIMIT:
-        raise HeaderError(problem("header-too-many-tensors", f"{file} claims {count:,} tensors", f"expected: at most {TENSOR_LIMIT:,}"))
+    braces = raw.count(b"{")  # one for the header, one an entry: cheaper to count than any longer word
+    if braces > TENSOR_LIMIT:
+        raise HeaderError(problem("header-too-many-tensors", f"{file} claims {braces:,} tensors", f"expected: at most {TENSOR_LIMIT:,}"))
     fold.start_shard(file)
     extent = _Extent(file)
+    metadata = 0
     for entries in _pieces(raw, file):
+        metadata += entries.pop("__metadata__", None) is not None
         _fold_piece(entries, fold, extent)
-    if fold.shard_count != count or extent.seen_twice:
-        extent.duplicate(max(count - fold.shard_count, extent.seen_twice))
+    if braces - 1 - metadata != fold.shard_count:
+        extent.duplicate(raw.count(b'"data_offsets"') - fold.shard_count)
     return extent.findings(size - LENGTH_BYTES - len(raw))
 
 
@@ -155,28 +157,48 @@ def _decode_slowly(raw: bytes, file: str) -> _Entries:
 
 
 def _fold_piece(entries: _Entries, fold: Fold, extent: "_Extent") -> None:
-    entries.pop("__metadata__", None)
-    if not entries:
-        return
-    incomplete = [n for n, t in entries.items() if t.data_offsets is None or t.shape is None or t.dtype is None]
-    for name in incomplete:
+    """Groups by name shape and size in one pass; what a group has in common is then looked at once a group."""
+    try:
+        begins, ends = zip(*map(_offsets, entries.values()), strict=True)
+    except (TypeError, ValueError):  # an entry without offsets, or no entries
+        _drop_incomplete(entries, extent)
+        if not entries:
+            return
+        begins, ends = zip(*map(_offsets, entries.values()), strict=True)
+    extent.add(begins, ends)
+    sizes = list(map(sub, ends, begins))
+    for (key, size), names in fold.grouped(entries, sizes).items():
+        _fold_group(key, size, names, entries, fold, extent)
+
+
+def _drop_incomplete(entries: _Entries, extent: "_Extent") -> None:
+    for name in [n for n, t in entries.items() if t.data_offsets is None or t.shape is None or t.dtype is None]:
         extent.incomplete(name)
         del entries[name]
-    extent.add(list(map(_offsets, entries.values())), entries)
-    for key, names in fold.names_by_shape(entries).items():
-        _fold_group(key, names, entries, fold, extent)
 
 
-def _fold_group(key: bytes, names: list[str], entries: _Entries, fold: Fold, extent: "_Extent") -> None:
-    """Tensors of one name shape: one dtype and shape in the usual case, split where they differ."""
-    tensors = [entries[n] for n in names]
-    kinds = {(t.dtype, t.shape) for t in tensors}
-    for dtype, shape in kinds:
-        assert dtype is not None
-        assert shape is not None
-        chosen = names if len(kinds) == 1 else [n for n, t in zip(names, tensors, strict=True) if t.dtype == dtype and t.shape == shape]
-        extent.check_sizes(chosen, entries, dtype, shape)
-        fold.add(key, chosen, dtype, shape, tensor_bytes(dtype, shape))
+def _fold_group(key: bytes, size: int, names: list[str], entries: _Entries, fold: Fold, extent: "_Extent") -> None:
+    """Tensors of one name shape and size: one dtype and shape in the usual case, split where they differ."""
+    tensors = list(map(entries.__getitem__, names))
+    dtypes, shapes = list(map(_dtype, tensors)), list(map(_shape, tensors))
+    if dtypes.count(dtypes[0]) == shapes.count(shapes[0]) == len(names):
+        _fold_alike(key, size, names, dtypes[0], shapes[0], fold, extent)
+        return
+    for dtype, shape in dict.fromkeys(zip(dtypes, shapes, strict=True)):
+        chosen = [n for n, d, s in zip(names, dtypes, shapes, strict=True) if d == dtype and s == shape]
+        _fold_alike(key, size, chosen, dtype, shape, fold, extent)
+
+
+def _fold_alike(
+    key: bytes, size: int, names: list[str], dtype: str | None, shape: tuple[int, ...] | None, fold: Fold, extent: "_Extent"
+) -> None:
+    if dtype is None or shape is None:
+        for name in names:
+            extent.incomplete(name)
+        fold.forget(len(names))
+        return
+    extent.check_size(names, size, dtype, shape)
+    fold.add(key, names, dtype, shape)
 
 
 def tensor_bytes(dtype: str, shape: tuple[int, ...]) -> int | None:
@@ -194,39 +216,37 @@ class _Extent:
         self.file = file
         self.end = 0
         self.in_order = True
-        self.seen_twice = 0
         self._spans: list[tuple[int, int]] = []
         self._found: list[Finding] = []
         self._per_code: dict[str, int] = defaultdict(int)
 
-    def add(self, spans: list[tuple[int, int]], names: _Entries) -> None:
-        """Spans in header order, which is offset order in every file of the reference writer."""
-        if not spans:
-            return
-        begins, ends = zip(*spans, strict=True)
-        if self.in_order and begins[0] == self.end and begins[1:] == ends[:-1] and min(begins) >= 0 and ends[-1] >= begins[-1]:
+    def add(self, begins: tuple[int, ...], ends: tuple[int, ...]) -> None:
+        """Spans in header order, which is offset order in every file of the reference writer. A span that runs backwards fails its size."""
+        if self.in_order and begins[0] == self.end and begins[1:] == ends[:-1]:
             self.end = ends[-1]
             return
         if self.in_order:
             self._spans = [(0, self.end)] if self.end else []
             self.in_order = False
-        self._spans += spans
+        self._spans += zip(begins, ends, strict=True)
 
-    def check_sizes(self, names: list[str], entries: _Entries, dtype: str, shape: tuple[int, ...]) -> None:
+    def check_size(self, names: list[str], size: int, dtype: str, shape: tuple[int, ...]) -> None:
+        """size: what the offsets of all `names` span."""
         expected = tensor_bytes(dtype, shape)
-        sizes = {e - b for b, e in map(_offsets, map(entries.__getitem__, names))}
         if expected is None:
             what = f"dtype {dtype}" if dtype not in BITS else f"shape {list(shape)}"
             self._report("dtype-unknown" if dtype not in BITS else "shape-invalid", f"{names[0]} in {self.file} has {what}")
-        elif sizes != {expected}:
-            wrong = next(n for n in names if _span(entries[n]) != expected)
-            detail = f"{dtype} {list(shape)}: expected {expected:,} bytes, found {_span(entries[wrong]):,}"
-            self._report("tensor-size-mismatch", f"the offsets of {wrong} in {self.file} do not fit its shape", detail)
+        elif size != expected:
+            detail = f"{dtype} {list(shape)}: expected {expected:,} bytes, found {size:,}"
+            self._report("tensor-size-mismatch", f"the offsets of {names[0]} in {self.file} do not fit its shape", detail)
 
     def incomplete(self, name: str) -> None:
         self._report("header-wrong-shape", f"{name!r} in {self.file} lacks dtype, shape or data_offsets")
 
     def duplicate(self, count: int) -> None:
+        """count: entries beyond the distinct names; 0 when braces in names misled."""
+        if count <= 0:
+            return
         self._report("tensor-duplicate", f"{self.file} names {count} tensor(s) twice")
 
     def _report(self, code: str, message: str, *evidence: str) -> None:
@@ -258,8 +278,3 @@ class _Extent:
                 self._report("offsets-gap", f"{self.file} has bytes that no tensor owns", f"from {end:,} to {b:,}")
             end = max(end, e)
         self.end = end
-
-
-def _span(tensor: _Tensor) -> int:
-    assert tensor.data_offsets is not None
-    return tensor.data_offsets[1] - tensor.data_offsets[0]
