@@ -3,6 +3,7 @@
 The name is the content's, so the same patches of the same files give the same path: engines key their compile caches by model path.
 """
 
+import contextlib
 import hashlib
 import json
 import posixpath
@@ -175,10 +176,8 @@ def _give_up(host: Host, building: str, overlay: Overlay, error: HostError) -> N
     """Another start may have put the same overlay in place meanwhile: then all is well."""
     if _intact(host, overlay):
         return
-    try:
+    with contextlib.suppress(HostError):  # the first error is the one to tell
         host.remove(building)
-    except HostError:
-        pass  # the first error is the one to tell
     raise HostError(
         error.code,
         f"the overlay could not be written: {error.message}",
