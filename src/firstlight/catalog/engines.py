@@ -17,7 +17,8 @@ class MemoryTerms(Struct, frozen=True, kw_only=True):
     """One release's memory terms, resolved. Sizes in bytes, shares as fractions.
 
     known: the release lies between the oldest and newest whose sources were read; outside, figures are those of the nearest one.
-    sampler_bytes: per (sequence, vocabulary entry). mxfp4_backend: by compute capability, `sm90` -> triton | marlin | trtllm.
+    sampler_bytes: per (sequence, vocabulary entry); sampler_bytes_low: with the leanest sampler that the release may use.
+    mxfp4_backend: by compute capability, `sm90` -> triton | marlin | trtllm.
     """
 
     version: tuple[int, ...]
@@ -35,6 +36,7 @@ class MemoryTerms(Struct, frozen=True, kw_only=True):
     mxfp4_backend: dict[str, str]
     activation_spread: float
     sampler_bytes: float
+    sampler_bytes_low: float
     hidden_buffers: float
     non_torch_single: float
     non_torch_multi: float
@@ -61,6 +63,7 @@ def memory_terms(version: str | None, engine: str = "vllm") -> MemoryTerms:
         known=parse_version(document["known_from"]) <= release < _next_minor(parse_version(document["known_to"])),
         **{key: at(document[key], release) for key in _PLAIN},
         sampler_bytes=at(fit["sampler_bytes"], release),
+        sampler_bytes_low=at(fit["sampler_bytes_low"], release),
         hidden_buffers=fit["hidden_buffers"],
         non_torch_single=at(fit["non_torch_single_gib"], release) * GIB,
         non_torch_multi=at(fit["non_torch_multi_gib"], release) * GIB,

@@ -6,7 +6,7 @@ from collections.abc import Callable
 import msgspec
 from msgspec import Struct
 
-from firstlight.core.figures import Figure
+from firstlight.core.figures import Figure, Rung
 from firstlight.core.plan import Candidate, MemoryBudget, RankBudget
 from firstlight.core.units import GIB, gib
 from firstlight.plan.figures import interval, known, unknown
@@ -15,7 +15,8 @@ from firstlight.plan.kv import KvPlan, dtype_key, kv_plan, token_bytes
 from firstlight.plan.layouts import Layout
 from firstlight.plan.legality import Refusal
 from firstlight.plan.reserve import activation_peak, cuda_graphs, non_torch
-from firstlight.plan.resident import Options, StageWeights, weights_by_stage
+from firstlight.plan.resident import StageWeights
+from firstlight.plan.rungs import lifted
 from firstlight.plan.serving import serving_flags
 from firstlight.plan.situation import Situation
 from firstlight.plan.speed import predict
@@ -25,10 +26,11 @@ ROUND_LENGTH = 1024
 
 
 class Choice(Struct, frozen=True, kw_only=True):
-    """What a search varies besides the layout. kv_dtype: vLLM's name; None keeps the engine's default out of the command."""
+    """What a search varies besides the layout. kv_dtype: what the cache will hold; kv_flag: what the command says (None: nothing)."""
 
     layout: Layout
-    kv_dtype: str | None = None
+    kv_dtype: str = "auto"
+    kv_flag: str | None = None
     max_num_seqs: int
     max_num_batched_tokens: int
     utilization: float
@@ -56,7 +58,7 @@ def evaluate(s: Situation, choice: Choice) -> Outcome:
     dtype = dtype_key(choice.kv_dtype)
     wanted = s.wish.max_model_len
     limit = s.checkpoint.max_position_embeddings or wanted or 32768
-    stages = weights_by_stage(s.checkpoint, choice.layout, options_of(s))
+    stages = s.resident.stages(choice.layout)
     kv = _kv(s, choice, dtype)
     ranks = [_rank(s, choice, stage, kv, wanted or limit) for stage in stages]
     binding = min(ranks, key=lambda r: r.pool.mid or 0.0)
@@ -71,19 +73,6 @@ def evaluate(s: Situation, choice: Choice) -> Outcome:
         missing=missing,
         capacity=kv.capacity(pool.low or 0, length) if length else 0,
         uncertain=refusal is None and not certain,
-    )
-
-
-def options_of(s: Situation) -> Options:
-    pins = s.wish.pins
-    sm = f"sm{(s.sm or 90) // 10 * 10}"
-    spec = pins.speculative_config or {}
-    return Options(
-        model_dtype_bytes=4 if pins.dtype == "float32" else 2,
-        encoder_data_parallel=pins.mm_encoder_tp_mode == "data",
-        language_model_only=bool(pins.language_model_only),
-        mxfp4=s.terms.mxfp4_backend.get(sm, "marlin"),
-        draft="mtp" in str(spec.get("method", "")),
     )
 
 
@@ -121,26 +110,26 @@ def _rank(s: Situation, choice: Choice, stage: StageWeights, kv: KvPlan, length:
         max_num_batched_tokens=choice.max_num_batched_tokens,
         enforce_eager=eager,
     )
-    other = non_torch(choice.layout, s.terms)
-    weights = interval(stage.allocated, 0.005, "each tensor's shard or replica, as the allocator rounds it")
     usable = math.ceil(total * choice.utilization)
     pinned = pins.kv_cache_memory_bytes
-    if pinned:
-        pool = known(pinned, "pinned by --kv-cache-memory-bytes: the engine allocates exactly this")
-        usable_figure = known(total - CONTEXT_BYTES, "the utilization does not count when KV bytes are pinned")
-    else:
-        pool = _left(usable, (weights, activation, graphs, other))
-        usable_figure = known(usable, f"ceil({gib(total)} x {choice.utilization:g})")
-    budget = MemoryBudget(
+    computed = MemoryBudget(
         total=known(total, "what CUDA reports"),
-        usable=usable_figure,
-        weights=weights,
+        usable=known(usable, f"ceil({gib(total)} x {choice.utilization:g})"),
+        weights=interval(stage.allocated, 0.005, "each tensor's shard or replica, as the allocator rounds it"),
         activation_peak=activation,
         cuda_graphs=graphs,
-        non_torch=other,
-        kv_pool=pool,
-        headroom=_headroom(total, usable, pinned, (weights, activation, graphs, other)),
+        non_torch=non_torch(choice.layout, s.terms),
+        kv_pool=Figure(),
+        headroom=Figure(),
     )
+    budget = lifted(computed, s.evidence, choice.layout)
+    parts = (budget.weights, budget.activation_peak, budget.cuda_graphs, budget.non_torch)
+    pool = _left(usable, parts)
+    if pinned:
+        pool = known(pinned, "pinned by --kv-cache-memory-bytes: the engine allocates exactly this")
+        unpinned = known(total - CONTEXT_BYTES, "the utilization does not count when KV bytes are pinned")
+        budget = msgspec.structs.replace(budget, usable=unpinned)
+    budget = msgspec.structs.replace(budget, kv_pool=pool, headroom=_headroom(total, usable, pinned, parts))
     return _Rank(stage=stage, budget=budget, pool=pool)
 
 
@@ -149,7 +138,10 @@ def _left(usable: int, parts: tuple[Figure, ...]) -> Figure:
     mid = usable - sum(p.mid or 0 for p in parts)
     down = math.hypot(*((p.high or 0) - (p.mid or 0) for p in parts))
     up = math.hypot(*((p.mid or 0) - (p.low or 0) for p in parts))
-    return Figure(low=round(mid - down), mid=round(mid), high=round(mid + up), because="what profiling leaves of the usable memory")
+    rung = min((p.rung for p in parts), key=list(Rung).index)
+    return Figure(
+        low=round(mid - down), mid=round(mid), high=round(mid + up), rung=rung, because="what profiling leaves of the usable memory"
+    )
 
 
 def _headroom(total: int, usable: int, pinned: int | None, parts: tuple[Figure, ...]) -> Figure:
@@ -169,7 +161,7 @@ def _encoder_tokens(s: Situation, choice: Choice) -> int:
 def _verdict(s: Situation, choice: Choice, kv: KvPlan, pool: Figure, length: int, rank: _Rank) -> tuple[Refusal | None, float]:
     """Why it does not fit, and by how many bytes. The middle of the interval decides; near misses are marked uncertain elsewhere."""
     mid = float(pool.mid or 0)
-    weights = rank.stage.allocated
+    weights = float(rank.budget.weights.mid or 0)
     usable = float(rank.budget.usable.mid or 0)
     if weights > usable:
         return Refusal(code="oom-weight-load", because=f"{gib(weights)} of weights per GPU, {gib(usable)} usable"), weights - usable
@@ -208,7 +200,7 @@ def _candidate(s: Situation, choice: Choice, kv: KvPlan, ranks: list[_Rank], bin
         max_num_batched_tokens=choice.max_num_batched_tokens,
         gpu_memory_utilization=choice.utilization,
         kv_cache_memory_bytes=s.wish.pins.kv_cache_memory_bytes,
-        kv_cache_dtype=choice.kv_dtype or "auto",
+        kv_cache_dtype=choice.kv_flag or choice.kv_dtype,
         args=_args(s, choice, length),
         env=dict(s.wish.env),
         per_gpu=binding.budget,
@@ -258,7 +250,7 @@ def _args(s: Situation, choice: Choice, length: int) -> list[str]:
         "max_num_batched_tokens": choice.max_num_batched_tokens,
         "gpu_memory_utilization": None if pinned_kv else choice.utilization,
         "kv_cache_memory_bytes": pinned_kv,
-        "kv_cache_dtype": choice.kv_dtype,
+        "kv_cache_dtype": choice.kv_flag,
         "dtype": pins.dtype,
         "block_size": pins.block_size,
         "enforce_eager": pins.enforce_eager,

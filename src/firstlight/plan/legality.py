@@ -1,15 +1,14 @@
 """Which layouts a model's shapes and an engine's release allow; each refusal with the engine's reason and the legal alternatives."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from msgspec import Struct
 
 from firstlight.catalog import backends
-from firstlight.core.checkpoint import Checkpoint
+from firstlight.core.checkpoint import Checkpoint, TensorGroup
 from firstlight.plan.kv import dtype_key
 from firstlight.plan.layouts import Layout
-from firstlight.plan.shapes import groups_of
 from firstlight.plan.situation import Situation
 
 _BLOCKED = frozenset({"fp8-block"})
@@ -35,11 +34,11 @@ def _refusals(layout: Layout, s: Situation) -> Iterator[Refusal]:
     layers = s.checkpoint.num_hidden_layers or 0
     if layout.pipeline_parallel_size > max(layers, 1):
         yield Refusal(code="pp-more-than-layers", because=f"{layout.pipeline_parallel_size} stages, {layers} layers")
-    if layout.enable_expert_parallel and not _experts(config):
+    if layout.enable_expert_parallel and not has_experts(config):
         yield Refusal(code="ep-without-experts", because="the model has no experts to spread")
     if layout.decode_context_parallel_size > 1:
         yield from _context_parallel(layout, s)
-    if problem := quant_block_problem(s.checkpoint, layout, s):
+    if problem := quant_block_problem(layout, s):
         yield problem
 
 
@@ -68,18 +67,19 @@ def _context_parallel(layout: Layout, s: Situation) -> Iterator[Refusal]:
         yield Refusal(code="dcp-sliding-window", because="sliding-window layers cannot be split over context")
 
 
-def quant_block_problem(checkpoint: Checkpoint, layout: Layout, s: Situation) -> Refusal | None:
+def quant_block_problem(layout: Layout, s: Situation) -> Refusal | None:
     """Block-quantized FP8 shards must be whole blocks, up to 0.28; vLLM 0.29 builds the rest too."""
+    checkpoint, groups = s.checkpoint, s.resident.groups
     quant = checkpoint.quantization
     if quant is None or quant.format not in _BLOCKED or not s.terms.quant_block_must_divide:
         return None
-    found = _undivided(checkpoint, layout)
+    found = _undivided(checkpoint, groups, layout)
     if found is None:
         return None
-    legal = [t for t in (1, 2, 4, 8, 16) if t <= s.world and not _undivided(checkpoint, Layout(tensor_parallel_size=t))]
+    legal = [t for t in (1, 2, 4, 8, 16) if t <= s.world and not _undivided(checkpoint, groups, Layout(tensor_parallel_size=t))]
     with_experts = Layout(tensor_parallel_size=layout.tensor_parallel_size, enable_expert_parallel=True)
     other = [f"--tensor-parallel-size {_listed(legal)}"] if legal else []
-    if _experts(checkpoint.config) and not layout.enable_expert_parallel and not _undivided(checkpoint, with_experts):
+    if has_experts(checkpoint.config) and not layout.enable_expert_parallel and not _undivided(checkpoint, groups, with_experts):
         other.append(f"--tensor-parallel-size {layout.tensor_parallel_size} --enable-expert-parallel")
     name, size, part, block = found
     return Refusal(
@@ -90,12 +90,12 @@ def quant_block_problem(checkpoint: Checkpoint, layout: Layout, s: Situation) ->
     )
 
 
-def _undivided(checkpoint: Checkpoint, layout: Layout) -> tuple[str, int, int, int] | None:
+def _undivided(checkpoint: Checkpoint, groups: Sequence[TensorGroup], layout: Layout) -> tuple[str, int, int, int] | None:
     """(module, dimension, shard, block) of the first linear whose shard is no whole number of blocks."""
     size = checkpoint.quantization.group_size if checkpoint.quantization else None
     block_n, block_k = size if isinstance(size, list) and len(size) == 2 else (128, 128)
     tp, kv = layout.tensor_parallel_size, int(checkpoint.config.get("num_key_value_heads") or 1)
-    for group in groups_of(checkpoint):
+    for group in groups:
         if group.dtype != "F8_E4M3" or len(group.shape) < 2 or not group.pattern.endswith("weight"):
             continue
         name = group.pattern.rsplit(".", 2)[-2]
@@ -139,8 +139,8 @@ def attention_backend(s: Situation, dtype: str) -> str | None:
     return backends.choose(s.engine.version, s.sm, layers[0], "auto" if dtype_key(dtype) == "bf16" else dtype)
 
 
-def _experts(config: dict[str, Any]) -> int:
-    return int(config.get("n_routed_experts") or config.get("num_experts") or config.get("num_local_experts") or 0)
+def has_experts(config: dict[str, Any]) -> bool:
+    return bool(config.get("n_routed_experts") or config.get("num_experts") or config.get("num_local_experts"))
 
 
 def _listed(sizes: list[int]) -> str:

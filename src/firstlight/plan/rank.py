@@ -36,6 +36,19 @@ def rank_key(s: Situation, outcome: Outcome) -> tuple[float, ...]:
     return (outcome.uncertain, -round(min(enough, reaches), 2), gpus(outcome), c.nodes, kv, speed)
 
 
+def reason(s: Situation, ranked: list[Outcome]) -> str:
+    """Why the first is first, in a sentence."""
+    c = ranked[0].candidate
+    others = len(ranked) - 1
+    if s.wish.purpose == "throughput":
+        return f"most tokens per second in flight of {others + 1} layouts that fit"
+    if not others:
+        return "the only layout that fits and is not beaten by another"
+    enough = (c.max_model_len or 0) >= wanted_context(s) and ranked[0].capacity >= wanted_capacity(s)
+    what = f"{wanted_capacity(s):,} tokens" if enough else "the most of what was asked"
+    return f"holds {what} on the fewest GPUs ({gpus(ranked[0])}), the fastest of {others + 1} layouts that do so or come near"
+
+
 def gpus(outcome: Outcome) -> int:
     c = outcome.candidate
     return c.tensor_parallel_size * c.pipeline_parallel_size * c.data_parallel_size

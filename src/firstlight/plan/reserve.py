@@ -27,18 +27,24 @@ def activation_peak(
     encoder_tokens: int = 0,
 ) -> Figure:
     """Bytes on one rank, forward or sampler, whichever is larger."""
+    rows = min(max_num_seqs, max_num_batched_tokens)
     forward = forward_bytes(config, layout, terms, max_num_batched_tokens, max_num_seqs, max_model_len)
-    sampler = sampler_bytes(config, terms, min(max_num_seqs, max_num_batched_tokens))
+    sampler = sampler_bytes(config, terms.sampler_bytes, rows)
     encoder = encoder_tokens * int(config.get("hidden_size") or 0) * 2
+    least = max(forward, sampler_bytes(config, terms.sampler_bytes_low, rows)) + encoder
     peak = max(forward, sampler) + encoder
-    name = "sampler" if sampler > forward else "forward pass"
-    knob = f"max_num_seqs {max_num_seqs}" if sampler > forward else f"max_num_batched_tokens {max_num_batched_tokens}"
-    return interval(peak, terms.activation_spread, f"the {name} of the profile run is the peak ({knob} sets it)")
+    name, knob = ("sampler", f"max_num_seqs {max_num_seqs}") if sampler > forward else ("forward pass", f"{max_num_batched_tokens} tokens")
+    return Figure(
+        low=round(least * (1 - terms.activation_spread)),
+        mid=round(peak),
+        high=round(peak * (1 + terms.activation_spread)),
+        because=f"the {name} of the profile run is the peak ({knob})",
+    )
 
 
-def sampler_bytes(config: Mapping[str, Any], terms: MemoryTerms, rows: int) -> float:
+def sampler_bytes(config: Mapping[str, Any], each: float, rows: int) -> float:
     """Logits of `rows` requests over the whole vocabulary (gathered on every rank) with what top-k/top-p needs."""
-    return rows * int(config.get("vocab_size") or 0) * terms.sampler_bytes
+    return rows * int(config.get("vocab_size") or 0) * each
 
 
 def forward_bytes(config: Mapping[str, Any], layout: Layout, terms: MemoryTerms, tokens: int, seqs: int, max_model_len: int) -> float:

@@ -82,13 +82,54 @@ _ORDER = {
 }  # fmt: skip
 
 
+class Resident:
+    """A model's resident bytes under every layout; what layouts share is computed once."""
+
+    def __init__(self, checkpoint: Checkpoint, options: Options) -> None:
+        self.checkpoint = checkpoint
+        self.options = options
+        self.layers = checkpoint.num_hidden_layers or 0
+        self.groups = [g for g in groups_of(checkpoint) if _kept(g, self.layers, options)]
+        self._kinds = _layer_kinds([g for g in self.groups if _in_stack(g, self.layers)])
+        self._known: dict[tuple[int, int, int, bool], list[StageWeights]] = {}
+
+    def stages(self, layout: Layout) -> list[StageWeights]:
+        """One entry per pipeline stage; the ranks of a stage hold the same number of bytes."""
+        key = (layout.tensor_parallel_size, layout.pipeline_parallel_size, layout.expert_ways, layout.enable_expert_parallel)
+        if key not in self._known:
+            self._known[key] = self._build(layout)
+        return self._known[key]
+
+    def least_bytes(self, world: int) -> float:
+        """No rank of `world` can hold less than this: everything split evenly."""
+        return sum(math.prod(g.shape) * g.count * _element_bytes(g, self.options) for g in self.groups) * 0.97 / world
+
+    def _build(self, layout: Layout) -> list[StageWeights]:
+        ranges = stage_layers(self.layers, layout.pipeline_parallel_size)
+        per_layer: dict[int, list[tuple[str, int]]] = {}
+        for groups, layers in self._kinds:
+            parameters = _layer_parameters(self.checkpoint, groups, layout, self.options)
+            per_layer |= dict.fromkeys(layers, parameters)
+        return [
+            _stage(self.checkpoint, n, layers, per_layer, self.groups, layout, self.options, len(ranges)) for n, layers in enumerate(ranges)
+        ]
+
+
 def weights_by_stage(checkpoint: Checkpoint, layout: Layout, options: Options) -> list[StageWeights]:
-    """One entry per pipeline stage; the ranks of a stage hold the same number of bytes."""
-    total = checkpoint.num_hidden_layers or 0
-    groups = [g for g in groups_of(checkpoint) if _kept(g, total, options)]
-    stages = stage_layers(total, layout.pipeline_parallel_size)
-    per_layer = _layer_parameters(checkpoint, [g for g in groups if _in_stack(g, total)], layout, options)
-    return [_stage(checkpoint, n, layers, per_layer, groups, layout, options, len(stages)) for n, layers in enumerate(stages)]
+    """One layout's resident bytes, a stage an entry."""
+    return Resident(checkpoint, options).stages(layout)
+
+
+def _layer_kinds(groups: Sequence[TensorGroup]) -> list[tuple[list[TensorGroup], list[int]]]:
+    """Layers that are made of the same groups, with those groups."""
+    members: dict[int, list[int]] = {}
+    for number, group in enumerate(groups):
+        for layer in group.layers:
+            members.setdefault(layer, []).append(number)
+    kinds: dict[tuple[int, ...], list[int]] = {}
+    for layer, numbers in members.items():
+        kinds.setdefault(tuple(numbers), []).append(layer)
+    return [([groups[n] for n in numbers], layers) for numbers, layers in kinds.items()]
 
 
 def shard_bytes(group: TensorGroup, rule: str, config: dict[str, Any], layout: Layout, options: Options) -> int:
@@ -147,27 +188,18 @@ def rule_of(group: TensorGroup) -> tuple[str, str]:
     return group.pattern.rsplit(".", 2)[-2], "column" if group.role in ("attention", "dense_mlp") and len(group.shape) > 1 else "replicate"
 
 
-def _layer_parameters(
-    checkpoint: Checkpoint, groups: Iterable[TensorGroup], layout: Layout, options: Options
-) -> dict[int, list[tuple[str, str, int]]]:
-    """Per layer: (fused parameter, role, bytes) in the order that the engine creates them."""
-    fused: dict[int, dict[tuple[str, str], list[Any]]] = {}
+def _layer_parameters(checkpoint: Checkpoint, groups: Iterable[TensorGroup], layout: Layout, options: Options) -> list[tuple[str, int]]:
+    """One layer's (role, bytes) of each fused parameter, in the order that the engine creates them."""
+    fused: dict[tuple[str, str], list[Any]] = {}
     for group in groups:
         module, rule = rule_of(group)
-        size = _layer_bytes(group, rule, checkpoint, layout, options)
-        suffix = (
-            "norm" + group.pattern if module == "norm" else group.pattern.rpartition(".")[2].replace("blocks", "").replace("scales", "")
-        )
-        for layer in group.layers:
-            entry = fused.setdefault(layer, {}).setdefault((module, suffix), [group.role, 0])
-            entry[1] += size
-    copies = mla_copies(checkpoint.config, layout)
-    out: dict[int, list[tuple[str, str, int]]] = {}
-    for layer, parameters in fused.items():
-        ordered = sorted(parameters.items(), key=lambda p: _ORDER.get(p[0][0], len(_ORDER)))
-        out[layer] = [(name, role, size) for (name, _), (role, size) in ordered]
-        out[layer] += [("mla_copy", "attention", c) for c in copies]
-    return out
+        last = group.pattern.rpartition(".")[2]
+        suffix = group.pattern if module == "norm" else last.replace("blocks", "").replace("scales", "")
+        entry = fused.setdefault((module, suffix), [group.role, 0])
+        entry[1] += _layer_bytes(group, rule, checkpoint, layout, options)
+    ordered = sorted(fused.items(), key=lambda p: _ORDER.get(p[0][0], len(_ORDER)))
+    copies = mla_copies(checkpoint.config, layout) if any(module == "kv_b" for module, _ in fused) else []
+    return [(role, size) for _, (role, size) in ordered] + [("attention", c) for c in copies]
 
 
 def _layer_bytes(group: TensorGroup, rule: str, checkpoint: Checkpoint, layout: Layout, options: Options) -> int:
@@ -240,7 +272,7 @@ def _stage(
     checkpoint: Checkpoint,
     stage: int,
     layers: range,
-    per_layer: dict[int, list[tuple[str, str, int]]],
+    per_layer: dict[int, list[tuple[str, int]]],
     groups: Sequence[TensorGroup],
     layout: Layout,
     options: Options,
@@ -256,7 +288,7 @@ def _stage(
         if group.role == "embedding" and (first or (last and tied)):
             sizes.append(("embedding", _outside_bytes(group, checkpoint, layout, options)))
     for layer in layers:
-        sizes += [(role, size) for _, role, size in per_layer.get(layer, ())]
+        sizes += per_layer.get(layer, ())
     for group in outside:
         here = last if group.role in ("lm_head", "norm", "mtp") or min(group.layers, default=0) >= total > 0 else first
         if group.role == "lm_head" and tied:

@@ -8,6 +8,8 @@ from firstlight.core.checkpoint import Checkpoint
 from firstlight.core.errors import FirstlightError
 from firstlight.core.machine import Accelerator, EngineInstall, Machine
 from firstlight.core.plan import EngineRef
+from firstlight.plan.resident import Options, Resident
+from firstlight.plan.rungs import Evidence
 from firstlight.plan.wish import Wish
 
 DRIVER_TO_CUDA = 0.9945  # cudaMemGetInfo's total over the driver's, median of the catalog, for cards that it does not have
@@ -27,6 +29,8 @@ class Situation(Struct, frozen=True, kw_only=True):
     gpu: Gpu | None
     sm: int | None
     nodes: int = 1
+    resident: Resident
+    evidence: Evidence = Evidence()
 
     @property
     def world(self) -> int:
@@ -50,7 +54,13 @@ class Situation(Struct, frozen=True, kw_only=True):
 
 
 def situation_of(
-    checkpoint: Checkpoint, machine: Machine, wish: Wish, engine: EngineRef, install: EngineInstall | None, gpus: list[int] | None
+    checkpoint: Checkpoint,
+    machine: Machine,
+    wish: Wish,
+    engine: EngineRef,
+    install: EngineInstall | None,
+    gpus: list[int] | None,
+    evidence: Evidence,
 ) -> Situation:
     """Raises FirstlightError `gpu-memory-unknown` when no size of a GPU is to be had."""
     allowed = [a for a in machine.accelerators if gpus is None or a.index in gpus]
@@ -58,19 +68,35 @@ def situation_of(
         raise FirstlightError("no-gpus", "none of the named GPUs is on this machine", evidence=(f"GPUs: {len(machine.accelerators)}",))
     version = engine.version or (install.version if install else None) or newest()
     smallest = min(allowed, key=cuda_total)
+    terms = memory_terms(version)
     free = [a.free_bytes for a in allowed if a.free_bytes is not None]
     return Situation(
         checkpoint=checkpoint,
         machine=machine,
         wish=wish,
         engine=EngineRef(name=engine.name, version=version),
-        terms=memory_terms(version),
+        terms=terms,
         gpus=[smallest, *(a for a in allowed if a is not smallest)],
         total_bytes=cuda_total(smallest),
         free_bytes=min(free) if free else None,
         gpu=catalog_entry(smallest),
         sm=smallest.sm,
         nodes=wish.pins.nodes or 1,
+        resident=Resident(checkpoint, options_of(wish, terms, smallest.sm)),
+        evidence=evidence,
+    )
+
+
+def options_of(wish: Wish, terms: MemoryTerms, sm: int | None) -> Options:
+    """What pins and the release make of the weights."""
+    pins = wish.pins
+    spec = pins.speculative_config or {}
+    return Options(
+        model_dtype_bytes=4 if pins.dtype == "float32" else 2,
+        encoder_data_parallel=pins.mm_encoder_tp_mode == "data",
+        language_model_only=bool(pins.language_model_only),
+        mxfp4=terms.mxfp4_backend.get(f"sm{(sm or 90) // 10 * 10}", "marlin"),
+        draft="mtp" in str(spec.get("method", "")),
     )
 
 

@@ -69,10 +69,14 @@ def touched_bytes(s: Situation, layout: Layout, stage: StageWeights) -> float:
 
 
 def communication_seconds(s: Situation, layout: Layout) -> float:
-    """Two all-reduces a layer over the tensor-parallel group, one hop between stages."""
-    tp, layers = layout.tensor_parallel_size, s.checkpoint.num_hidden_layers or 0
-    each = ALL_REDUCE_SECONDS["nvlink" if s.has_nvlink else "pcie"] * max(tp - 1, 0).bit_length() ** 0.5
-    if tp > len(s.gpus):
+    """Two collectives a layer over the ranks that share it (experts: over TP x DP), one hop between stages."""
+    config, layers = s.checkpoint.config, s.checkpoint.num_hidden_layers or 0
+    experts = config.get("n_routed_experts") or config.get("num_experts") or config.get("num_local_experts")
+    ranks = layout.expert_ways if experts else layout.tensor_parallel_size
+    each = ALL_REDUCE_SECONDS["nvlink" if s.has_nvlink else "pcie"] * max(ranks - 1, 0).bit_length() ** 0.5
+    if ranks > len(s.gpus):
         each += POINT_TO_POINT_SECONDS
+    if experts and layout.data_parallel_size > 1:
+        each *= 2  # gather tokens of the other replicas, scatter them back
     hops = (layout.pipeline_parallel_size - 1) * POINT_TO_POINT_SECONDS
-    return (2 * layers * each if tp > 1 else 0.0) + hops
+    return (2 * layers * each if ranks > 1 else 0.0) + hops

@@ -1,0 +1,145 @@
+"""What a plan has to say besides its figures: blockers, warnings and notes."""
+
+from collections.abc import Iterator
+
+from firstlight.core.findings import Finding, Severity
+from firstlight.core.plan import Candidate, Rejected
+from firstlight.core.units import gib
+from firstlight.plan.evaluate import Outcome
+from firstlight.plan.layouts import Layout
+from firstlight.plan.search import utilization_of
+from firstlight.plan.situation import Situation
+
+MEMORY_CODES = frozenset(
+    {"oom-weight-load", "no-memory-for-cache-blocks", "kv-too-small-for-max-len", "mamba-blocks-lt-max-num-seqs", "oom-kv-allocation"}
+)
+
+
+def layout_of(c: Candidate) -> str:
+    """`tp8 dcp8 kv fp8`: a candidate in a few letters."""
+    layout = Layout(
+        tensor_parallel_size=c.tensor_parallel_size,
+        pipeline_parallel_size=c.pipeline_parallel_size,
+        data_parallel_size=c.data_parallel_size,
+        decode_context_parallel_size=c.decode_context_parallel_size,
+        enable_expert_parallel=c.enable_expert_parallel,
+        nodes=c.nodes,
+    )
+    return f"{layout} kv {c.kv_cache_dtype}" if c.kv_cache_dtype not in (None, "auto") else str(layout)
+
+
+def machine_name(s: Situation) -> str:
+    return s.machine.hostname if s.nodes == 1 else f"{s.nodes} x {s.machine.hostname}"
+
+
+def blockers_of(s: Situation, tried: bool, rejected: list[Rejected]) -> list[Finding]:
+    """What was pinned, or the model itself, cannot be built however much memory there is. tried: some layout could be budgeted."""
+    pinned_kv = s.wish.pins.kv_cache_dtype
+    for r in rejected:
+        if r.layout == "kv auto" or (pinned_kv and r.layout == f"kv {pinned_kv}"):
+            return [_blocked(r, "another --kv-cache-dtype, or a release that has a backend")]
+    if tried:
+        return []
+    hard = [r for r in rejected if r.code not in MEMORY_CODES | {"dominated", "constraint"} and not r.layout.startswith("kv ")]
+    return [_blocked(hard[0], "change the pinned layout to a legal one")] if hard else []
+
+
+def findings_of(s: Situation, best: Outcome | None) -> Iterator[Finding]:
+    if not s.terms.known:
+        yield Finding(
+            code="engine-version-outside-data",
+            severity=Severity.NOTE,
+            message=f"vLLM {s.engine.version} is not among the releases whose memory terms were read",
+            evidence=["read: 0.14 to 0.33"],
+            note="the nearest release's terms are used; intervals before 0.14 are wider",
+        )
+    if s.gpu is None:
+        yield Finding(
+            code="gpu-not-in-catalog",
+            severity=Severity.NOTE,
+            message=f"{s.gpus[0].name} is not in the catalog",
+            note="its memory is taken from the probe; its speed is unknown",
+        )
+    if len({g.catalog_id or g.name for g in s.gpus}) > 1:
+        yield Finding(
+            code="mixed-gpus",
+            severity=Severity.NOTE,
+            message="GPUs of several kinds: every rank is planned with the smallest",
+            evidence=[f"smallest: {s.gpus[0].name}, {gib(s.total_bytes)}"],
+        )
+    yield from _occupied(s)
+    if best is not None:
+        yield from _about(best)
+
+
+def _occupied(s: Situation) -> Iterator[Finding]:
+    """Memory that somebody holds now: the engine's start-up check would refuse."""
+    free, pinned = s.free_bytes, s.wish.pins.gpu_memory_utilization
+    if free is None or free >= s.total_bytes * (pinned or s.terms.gpu_memory_utilization):
+        return
+    if pinned is None:
+        yield Finding(
+            code="gpu-memory-occupied",
+            severity=Severity.WARNING,
+            message=f"only {gib(free)} of {gib(s.total_bytes)} are free on a GPU",
+            note=f"planned with --gpu-memory-utilization {utilization_of(s):g}: the engine refuses to start above what is free",
+            hint="free the GPU and plan again",
+        )
+        return
+    yield Finding(
+        code="gpu-memory-occupied",
+        severity=Severity.BLOCKER,
+        message=f"{gib(free)} are free on a GPU, the pinned utilization of {pinned:g} asks for {gib(s.total_bytes * pinned)}",
+        hint="free the GPU, or lower --gpu-memory-utilization",
+    )
+
+
+def _about(best: Outcome) -> Iterator[Finding]:
+    c = best.candidate
+    if best.uncertain:
+        yield Finding(
+            code="kv-fit-uncertain",
+            severity=Severity.WARNING,
+            message=f"{c.max_model_len:,} tokens fit in the middle of the interval, not at its low end",
+            hint="`firstlight rehearse` measures it on the real GPUs in about a minute",
+        )
+    if best.seqs_lowered:
+        yield Finding(
+            code="max-num-seqs-lowered",
+            severity=Severity.NOTE,
+            message=f"planned with {c.max_num_seqs} sequences at once instead of the engine's default",
+            note="the sampler's part of the profile run, and the state blocks of linear layers, grow with it",
+        )
+
+
+def does_not_fit(s: Situation, failed: list[Outcome]) -> Finding:
+    nearest = failed[0] if failed else None
+    return Finding(
+        code="does-not-fit",
+        severity=Severity.BLOCKER,
+        message=f"no layout on {machine_name(s)} holds the model with the context that was asked",
+        evidence=[f"{layout_of(nearest.candidate)}: {nearest.refusal.because}"] if nearest and nearest.refusal else [],
+        hint=_way_out(nearest),
+    )
+
+
+def unknown_model() -> Finding:
+    return Finding(
+        code="model-shape-unknown",
+        severity=Severity.BLOCKER,
+        message="neither tensors nor a config that says the model's sizes",
+        hint="give a checkpoint with weights, or one whose config names hidden_size and num_hidden_layers",
+    )
+
+
+def _way_out(nearest: Outcome | None) -> str:
+    longest = nearest.candidate.max_model_len_that_fits.low if nearest else None
+    if nearest and nearest.refusal and nearest.refusal.code == "kv-too-small-for-max-len" and longest:
+        return f"--max-model-len {int(longest) // 1024 * 1024 or int(longest)}, or a higher --gpu-memory-utilization"
+    return "more or larger GPUs, more --nodes, or a smaller quantization"
+
+
+def _blocked(rejected: Rejected, hint: str) -> Finding:
+    return Finding(
+        code=rejected.code, severity=Severity.BLOCKER, message=f"{rejected.layout} cannot run", evidence=[rejected.because], hint=hint
+    )
