@@ -12,6 +12,7 @@ from firstlight.core.events import Event
 from firstlight.core.intent import Intent
 from firstlight.core.machine import EngineInstall, Machine
 from firstlight.core.plan import PlanSet
+from firstlight.core.reference import Reference
 from firstlight.core.run import Endpoint, LaunchSpec, Overlay, Run
 from firstlight.core.verdict import BenchReport, Verdict
 
@@ -35,6 +36,7 @@ KINDS: dict[str, type[msgspec.Struct]] = {
         Diagnosis,
         Verdict,
         BenchReport,
+        Reference,
     )
 }
 T = TypeVar("T", bound=msgspec.Struct)
