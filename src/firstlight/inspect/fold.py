@@ -17,7 +17,7 @@ from firstlight.inspect.roles import role_of
 GROUP_LIMIT = 50_000
 _TO_ZERO = bytes.maketrans(b"123456789", b"0" * 9)
 _NUMBER = re.compile(r"\d+")
-_LAYER_WORDS = ("layers", "layer", "blocks", "block", "blk", "h")
+_LAYER_WORDS = ("layers", "layer", "blocks", "block", "blk", "h", "mtp", "mtp_layers")
 
 
 class _Key(NamedTuple):

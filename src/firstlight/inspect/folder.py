@@ -8,6 +8,8 @@ from firstlight.core.errors import InputError
 from firstlight.core.findings import Finding, Severity
 from firstlight.core.ports import FileInfo, Source
 from firstlight.inspect import text
+from firstlight.inspect.agreement import agreement_findings
+from firstlight.inspect.companions import folder_findings
 from firstlight.inspect.config import EMPTY, Config, integer, normalise, parse_json
 from firstlight.inspect.headers import Weights, read_weights
 from firstlight.inspect.kv import attention_kind, kv_bytes_per_token, kv_cache_groups
@@ -94,6 +96,12 @@ def _checkpoint(
         findings += absent(fields, groups, reason)
     sizes = bytes_by_dtype(groups)
     names = [f.path for f in files]
+    tokenizer_config = _table(small.values.get("tokenizer_config.json"))
+    template = text.chat_template(small.raw, tokenizer_config)
+    code = text.remote_code(config.raw, tokenizer_config, names)
+    findings += folder_findings(files, fields, template, code, kv, bool(weights.groups))
+    if weights.groups:
+        findings += agreement_findings(quant, groups, bool(config.quantization or hf_quant))
     return Checkpoint(
         ref=source.ref,
         format="safetensors" if weights.groups else "config-only",
@@ -122,10 +130,10 @@ def _checkpoint(
         kv_cache_groups=kv,
         kv_bytes_per_token=kv_bytes_per_token(kv),
         modalities=text.modalities(config.raw),
-        tokenizer=text.tokenizer_spec(names, _table(small.values.get("tokenizer_config.json")), integer(fields, "vocab_size")),
-        chat_template=text.chat_template(small.raw, _table(small.values.get("tokenizer_config.json"))),
+        tokenizer=text.tokenizer_spec(names, tokenizer_config, integer(fields, "vocab_size")),
+        chat_template=template,
         generation_config=_table(small.values.get("generation_config.json")),
-        trust_remote_code=text.remote_code(config.raw, _table(small.values.get("tokenizer_config.json")), names),
+        trust_remote_code=code,
         license=text.license_of(small.raw.get("README.md")),
         files={f.path: f.size for f in files},
         findings=findings,

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from firstlight.core.checkpoint import ChatTemplate, Checkpoint, TensorGroup, TokenizerSpec
-from firstlight.core.findings import Finding
+from firstlight.core.findings import Finding, Severity
 from firstlight.core.ports import FileInfo, Source
 from firstlight.inspect import text
 from firstlight.inspect.config import integer, normalise
@@ -26,7 +26,7 @@ def inspect_gguf(source: Source, files: Sequence[FileInfo]) -> Checkpoint:
     for header in reversed(headers):
         values |= header.values
     config = normalise(gguf_config(values), parts[0].path)
-    findings = [*config.findings, *_extent(parts, headers), *_split(parts, headers)]
+    findings = [*config.findings, *_extent(parts, headers), *_split(parts, headers), *_companions(values)]
     groups = _groups(parts, headers, integer(config.fields, "num_hidden_layers"))
     return _checkpoint(source, parts, values, config.fields, groups, findings)
 
@@ -128,6 +128,15 @@ def _split(parts: Sequence[FileInfo], headers: Sequence[GgufHeader]) -> list[Fin
         return [
             problem("index-shard-mismatch", "the split GGUF does not hold what it says", f"expected: {total:,} tensors, found: {found:,}")
         ]
+    return []
+
+
+def _companions(values: Mapping[str, Any]) -> list[Finding]:
+    if values.get("tokenizer.ggml.model") is None:
+        return [problem("tokenizer-missing", "there is no tokenizer in the file", severity=Severity.WARNING)]
+    if not values.get("tokenizer.chat_template"):
+        message = "there is no chat template in the file: chat requests get the engine's own"
+        return [problem("chat-template-missing", message, severity=Severity.NOTE)]
     return []
 
 

@@ -33,7 +33,7 @@ class Weights(NamedTuple):
 
 def read_weights(source: Source, files: Sequence[FileInfo], num_hidden_layers: int | None) -> Weights:
     """Every .safetensors at the top of the folder, folded into groups, and the index held against them."""
-    shards = [f for f in files if f.path.endswith(".safetensors") and "/" not in f.path and not f.path.startswith(("adapter_", "."))]
+    shards, aside = _shards(files)
     index = next((f for f in files if f.path == INDEX), None)
     fold = Fold(num_hidden_layers)
     if index is not None and index.size > LARGE_INDEX and source.root is not None and _is_local(source) and may_fork():
@@ -41,11 +41,24 @@ def read_weights(source: Source, files: Sequence[FileInfo], num_hidden_layers: i
     else:
         findings = _fold_all(source, shards, fold)
         indexed = _read_index(source, index)
-    findings += _compare(source, indexed, index, shards, fold)
+    findings += aside + _compare(indexed, index, shards, fold)
     groups = fold.tensor_groups()
     sizes = [group_bytes(g) for g in groups]
     total = None if not groups or None in sizes else sum(s for s in sizes if s is not None)
     return Weights(shards, groups, sum(g.count for g in groups), total, findings)
+
+
+def _shards(files: Sequence[FileInfo]) -> tuple[list[FileInfo], list[Finding]]:
+    """The weight files at the top of the folder. A second copy in another layout (Mistral's) is set aside, not counted twice."""
+    found = [f for f in files if f.path.endswith(".safetensors") and "/" not in f.path and not f.path.startswith(("adapter_", "."))]
+    second = [f for f in found if f.path.startswith("consolidated")]
+    if not second or len(second) == len(found):
+        return found, []
+    message = "the weights are here a second time in another layout; it is not counted"
+    aside = Finding(
+        code="weights-twice", severity=Severity.NOTE, message=message, evidence=[f"{f.path}: {f.size:,} bytes" for f in second[:4]]
+    )
+    return [f for f in found if f not in second], [aside]
 
 
 def _is_local(source: Source) -> bool:
@@ -123,7 +136,7 @@ def _read_index(source: Source, index: FileInfo | None) -> Indexed:
     return read_index(lambda offset, length: source.read(index.path, offset, length), index.size, index.path)
 
 
-def _compare(source: Source, indexed: Indexed, index: FileInfo | None, shards: Sequence[FileInfo], fold: Fold) -> list[Finding]:
+def _compare(indexed: Indexed, index: FileInfo | None, shards: Sequence[FileInfo], fold: Fold) -> list[Finding]:
     if indexed is None or index is None:
         return _without_index(shards, fold)
     by_file, bad = indexed

@@ -21,7 +21,7 @@ class Ignored:
     def __init__(self, patterns: Iterable[str]) -> None:
         listed = list(patterns)
         self.exact = {p for p in listed if not p.startswith("re:") and not any(c in p for c in "*?[")}
-        wild = [translate(p) for p in listed if not p.startswith("re:") and any(c in p for c in "*?[")]
+        wild = [_below(p) for p in listed if not p.startswith("re:") and any(c in p for c in "*?[")]
         self.expressions = [c for c in map(_compiled, (p[3:] for p in listed if p.startswith("re:"))) if c]
         self.wild = re.compile("|".join(wild)) if wild else None
 
@@ -29,7 +29,7 @@ class Ignored:
         """Whether the producer left `module` alone."""
         if self.exact and (module in self.exact or module.rpartition(".")[2] in self.exact or self._parent(module)):
             return True
-        if self.wild is not None and (self.wild.match(module) or self.wild.match(module + ".")):
+        if self.wild is not None and self.wild.match(module):
             return True
         return any(e.match(module) for e in self.expressions)
 
@@ -39,6 +39,11 @@ class Ignored:
             if module in self.exact:
                 return True
         return False
+
+
+def _below(wildcard: str) -> str:
+    """A shell wildcard as an expression that also matches everything below what it names."""
+    return re.sub(r"\\[Zz]$", "", translate(wildcard)) + r"(?:\..*)?$"
 
 
 def _compiled(expression: str) -> re.Pattern[str] | None:

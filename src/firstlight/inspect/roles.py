@@ -30,13 +30,13 @@ _RULES: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
         ("shared_experts", r"\.(shared_experts?|share_expert|shared_mlp|shared_expert_gate)\.|_shexp\.|ffn_gate_inp_shexp"),
         (
             "router",
-            r"\.(mlp|ffn|moe|block_sparse_moe|mixer|feed_forward)\.(gate|router|wg)(\.|$)|\.router\.|ffn_gate_inp|exp_probs_b|\.e_score_correction_bias|router_bias|\.moe\.gate",
+            r"\.(mlp|ffn|moe|block_sparse_moe|mixer|feed_forward)\.(gate|router|wg)(\.|$)|\.router\.|ffn_gate_inp|exp_probs_b|\.e_score_correction_bias|router_bias|\.moe\.gate(\.|$)",
         ),
         (
             "routed_experts",
             r"\.experts[._]|\.experts$|_exps\.|\.moe\.(gate|up|down)_proj|\.fc[12]_latent_proj|routed_expert_(up|down|norm)|switch_mlp",
         ),
-        ("norm", r"(norm|ln_\d|ln_f|layernorm|input_layernorm|_norm\d?|norm\d)(\.(weight|bias))?$|\.norms?\."),
+        ("norm", r"(norm|ln_\d|ln_f|norm_f)(_?\d)?(\.(weight|bias))?$|\.norms?\."),
         (
             "attention",
             r"\.(self_attn|attn|attention|linear_attn|self_attention|mamba|ssm|temporal_block)\.|\.attn_|\.ssm_|\.mixer\.(q_proj|k_proj|v_proj|o_proj|in_proj|out_proj|conv1d|A_log|D|dt_bias|norm)",

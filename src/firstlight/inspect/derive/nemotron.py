@@ -68,10 +68,10 @@ def _mtp(parts: Parts, arch: Architecture, c: Sizes) -> None:
         return
     draft = Parts()
     _blocks(draft, "mtp.layers.{layer}", arch, c, [_WORDS.get(str(w), "") for w in listed])
-    draft.plain("mtp.layers.0.eh_proj", [c.hidden, 2 * c.hidden], "mtp")
+    draft.plain("mtp.layers.{layer}.eh_proj", [c.hidden, 2 * c.hidden], "mtp", [0])
     for one in ("enorm", "hnorm"):
-        draft.plain(f"mtp.layers.0.{one}", [c.hidden], "mtp")
-    draft.plain(f"mtp.layers.{len(listed) - 1}.final_layernorm", [c.hidden], "mtp")
+        draft.plain(f"mtp.layers.{{layer}}.{one}", [c.hidden], "mtp", [0])
+    draft.plain("mtp.layers.{layer}.final_layernorm", [c.hidden], "mtp", [len(listed) - 1])
     parts.listed += [p._replace(role="mtp") for p in draft.listed]
 
 
