@@ -43,12 +43,23 @@ class Milestone(Struct, frozen=True, kw_only=True):
     ranks: str | None = None
 
 
+class Expected(Struct, frozen=True, kw_only=True):
+    """How long a phase usually takes, in seconds; silent: how long its log may say nothing while all is well."""
+
+    phase: str
+    low: float
+    mid: float
+    high: float
+    silent: float
+
+
 class Milestones(Struct, frozen=True, kw_only=True):
     """by_word: the first word of a line's text (or its beginning, for words that run on) -> the milestones to try."""
 
     engine: str
     by_word: dict[str, tuple[Milestone, ...]]
     prefixes: tuple[str, ...]
+    expected: dict[str, Expected] = {}
 
     def find(self, text: str) -> tuple[Milestone, dict[str, Field]] | None:
         """The milestone that a line's text is, with its typed fields; None for most lines."""
@@ -79,7 +90,8 @@ def typed(name: str, value: str) -> Field:
 def load_milestones(engine: str) -> Milestones:
     """The milestones of `vllm`, `llamacpp` or `sglang`; an unknown engine has none."""
     file = resources.files("firstlight.catalog") / "engines" / engine / "milestones.toml"
-    rows = tomllib.loads(file.read_text("utf-8"))["milestone"] if file.is_file() else []
+    data = tomllib.loads(file.read_text("utf-8")) if file.is_file() else {}
+    rows = data.get("milestone", [])
     index: dict[str, list[Milestone]] = {}
     for row in rows:
         milestone = Milestone(
@@ -91,6 +103,7 @@ def load_milestones(engine: str) -> Milestones:
         engine=engine,
         by_word={word: tuple(rows) for word, rows in index.items()},
         prefixes=tuple(word for word in index if word.endswith(("=", "("))),
+        expected={row["phase"]: Expected(**row) for row in data.get("expected", [])},
     )
 
 

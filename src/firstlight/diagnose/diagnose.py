@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from firstlight.catalog.rules import Rule
+from firstlight.catalog.rules import Rule, version_within
 from firstlight.core.diagnosis import Cause, Diagnosis, Evidence, Remedy, Safety, Unknown
 from firstlight.diagnose.decide import Decision, Judged, decide
 from firstlight.diagnose.exits import by_exit
@@ -127,6 +127,8 @@ def _facts(reader: LogReader, decision: Decision, context: Mapping[str, Any]) ->
     facts.update({k: v for k, v in reader.fields.items() if k not in _LONG_FIELDS})
     if reader.version:
         facts["engine_version"] = reader.version
+    if reader.engine == "vllm" and reader.version:
+        facts.setdefault("gpu_memory_utilization", 0.92 if version_within(reader.version, ">=0.20.2") else 0.9)
     if reader.starts > 1:
         facts["starts"] = reader.starts
     if decision.first is not None:

@@ -32,9 +32,12 @@ def _filled(template: RemedyTemplate, facts: Mapping[str, Any]) -> Remedy | None
 
 
 def value_of(template: Any, facts: Mapping[str, Any]) -> Any:
-    """A value as it stands, `{fact}` (typed when alone), text with facts, or `= function(fact, number)`. Raises KeyError, ValueError."""
-    if not isinstance(template, str):
-        return template
+    """A value as it stands, `{fact}` (typed when alone), text with facts, or `= function(fact, number)`; "" is None (take the setting away).
+
+    Raises KeyError, ValueError.
+    """
+    if not isinstance(template, str) or not template:
+        return template if template != "" else None
     if m := _CALL.match(template):
         return FUNCTIONS[m[1]](*(_argument(a.strip(), facts) for a in m[2].split(",")))
     if (m := _PLACE.fullmatch(template)) is not None:

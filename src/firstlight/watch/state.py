@@ -6,7 +6,7 @@ from msgspec import Struct
 
 from firstlight.catalog.milestones import RANK, Field, Milestone, load_milestones
 from firstlight.catalog.rules import benign_code
-from firstlight.engines.lines import Line, Splitter, parse
+from firstlight.engines.lines import Line, Splitter, parse, seconds_of
 
 _ENDINGS = frozenset({"ready", "serving", "failed", "stopping", "stopped"})
 _WORKERS_KEPT = 4096
@@ -31,10 +31,11 @@ class LogEvent(Struct, frozen=True, kw_only=True):
 class EngineLog:
     """Reads one engine's merged output. Memory is bounded: per worker a phase, per field its latest value.
 
-    engine: `vllm`, `llamacpp`, `sglang` or `auto` (by the first milestone that one of them knows).
+    engine: `vllm`, `llamacpp`, `sglang` or `auto` (by the first milestone that one of them knows). stamped: events carry the times that
+    the lines carry (a replay), not those of reading.
     """
 
-    def __init__(self, engine: str = "auto", version: str | None = None) -> None:
+    def __init__(self, engine: str = "auto", version: str | None = None, *, stamped: bool = False) -> None:
         self.engine = engine
         self.version = version
         self.phase = "spawned"
@@ -50,6 +51,7 @@ class EngineLog:
         self.lines = 0
         self.errors = 0
         self.benign: dict[str, int] = {}
+        self._stamped = stamped
         self._splitter = Splitter()
         self._tables = [load_milestones(name) for name in ((engine,) if engine != "auto" else ("vllm", "llamacpp", "sglang"))]
 
@@ -58,7 +60,7 @@ class EngineLog:
         events: list[LogEvent] = []
         for number, raw in self._splitter.feed(chunk):
             self._raw(number, raw, now, events)
-        if chunk:
+        if chunk and not self._stamped:
             self.last_line_at = now
             self.phase_since = now if self.phase_since is None else self.phase_since
         return events
@@ -73,7 +75,15 @@ class EngineLog:
     def _raw(self, number: int, raw: str, now: float, events: list[LogEvent]) -> None:
         for line in parse(number, raw):
             self.lines = line.number
-            self._line(line, now, events)
+            self._line(line, self._own_time(line, now) if self._stamped else now, events)
+
+    def _own_time(self, line: Line, now: float) -> float:
+        """The line's stamp, else the last one seen, else the time of reading."""
+        stamp = seconds_of(line.stamp) if line.stamp else None
+        if stamp is not None:
+            self.last_line_at = stamp
+            self.phase_since = stamp if self.phase_since is None else self.phase_since
+        return self.last_line_at if self.last_line_at is not None else now
 
     def _line(self, line: Line, now: float, events: list[LogEvent]) -> None:
         found = self._find(line.text)

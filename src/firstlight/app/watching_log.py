@@ -1,0 +1,131 @@
+"""What `watch` reads: a run, a log file, or standard input; live or replayed."""
+
+import asyncio
+import os
+import sys
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+
+import msgspec
+from msgspec import Struct
+
+from firstlight.core.errors import Exit, InputError
+from firstlight.core.machine import EngineInstall
+from firstlight.core.ports import Host
+from firstlight.core.run import TERMINAL, LaunchSpec
+from firstlight.probe.hosts import open_host
+from firstlight.watch.eta import Eta
+from firstlight.watch.follow import Beat, Follower, follow_chunks, follow_file
+from firstlight.watch.sampler import Sampler
+from firstlight.watch.state import EngineLog, LogEvent
+
+CHUNK = 1 << 20
+Take = Callable[[LogEvent | Beat], None]
+
+
+class Target(Struct, frozen=True, kw_only=True):
+    """Where the log is. pid: of the engine, where it is a run that is alive. path None: standard input."""
+
+    name: str
+    path: str | None
+    host: str = "local"
+    pid: int | None = None
+    engine: str = "auto"
+    version: str | None = None
+    live: bool = False
+
+
+def find_target(name: str) -> Target:
+    """`-`, an existing file, else a run. Raises InputError `log-not-found`, UsageError of the store."""
+    from firstlight.app.store import RunStore
+
+    if name == "-":
+        return Target(name="stdin", path=None, live=True)
+    if Path(name).is_file():
+        return Target(name=Path(name).name, path=str(Path(name).absolute()))
+    if "/" in name or name.endswith((".log", ".txt")):
+        raise InputError("log-not-found", f"there is no log {name}", hint="name a log file, a run, or - for standard input")
+    folder = RunStore().find(name)
+    run = folder.run
+    launch = folder.try_load(LaunchSpec, "launch.json")
+    install = folder.try_load(EngineInstall, "engine-install.json")
+    return Target(
+        name=run.name,
+        path=str(folder.log),
+        host=run.host,
+        pid=run.engine_process.pid if run.engine_process and run.state not in TERMINAL else None,
+        engine=launch.engine if launch else run.engine or "auto",
+        version=install.version if install else None,
+        live=run.state not in TERMINAL,
+    )
+
+
+async def watch_target(target: Target, take: Take, *, replay: bool) -> EngineLog:
+    """Reads to the end (a replay, a finished run, a pipe that closes) or follows until the start is over."""
+    replay = replay or (target.path is not None and not target.live and target.name != "stdin" and _finished(target))
+    log = EngineLog(target.engine, target.version, stamped=replay)
+    if replay:
+        replay_file(log, target, take)
+        return log
+    host = open_host(target.host)
+    follower = Follower(log, Eta(target.engine if target.engine != "auto" else "vllm"), samples=_sampler(host, target.pid))
+    async for item in follow_file(follower, host, target.path) if target.path else follow_chunks(follower, stdin_chunks()):
+        take(item)
+    for event in log.close(time.time()):
+        take(event)
+    return log
+
+
+def _sampler(host: Host, pid: int | None) -> Sampler | None:
+    return Sampler(host, pid, time.time) if pid else None
+
+
+def _finished(target: Target) -> bool:
+    """A file that nobody has written for a minute is read and not followed."""
+    return target.path is not None and time.time() - Path(target.path).stat().st_mtime > 60
+
+
+def replay_file(log: EngineLog, target: Target, take: Take) -> None:
+    """Every event of a file, with the times that its lines carry."""
+    for chunk in file_chunks(target):
+        for event in log.feed(chunk, 0.0):
+            take(event)
+    for event in log.close(0.0):
+        take(event)
+
+
+def file_chunks(target: Target) -> Iterator[bytes]:
+    """A file (or standard input) in pieces: constant memory, whatever its size. Raises InputError `log-unreadable`."""
+    if target.path is None:
+        yield from iter(lambda: os.read(sys.stdin.fileno(), CHUNK), b"")
+        return
+    try:
+        with open(target.path, "rb") as f:
+            yield from iter(lambda: f.read(CHUNK), b"")
+    except OSError as e:
+        raise InputError("log-unreadable", f"{target.path} cannot be read", evidence=(str(e.strerror),)) from None
+
+
+async def stdin_chunks() -> AsyncIterator[bytes]:
+    """Standard input as it comes."""
+    while chunk := await asyncio.to_thread(os.read, sys.stdin.fileno(), CHUNK):
+        yield chunk
+
+
+def exit_of(log: EngineLog, *, replay: bool) -> int:
+    """A start that was watched live and failed is an engine failure; reading an old log never is."""
+    return Exit.ENGINE_FAILED if log.phase == "failed" and not replay else Exit.OK
+
+
+def exit_status_of(target: Target) -> int | None:
+    """How a run's engine ended, from its supervisor's record; None for a log file and for an engine that runs."""
+    if target.path is None:
+        return None
+    record = Path(target.path).with_name("exit.json")
+    try:
+        data = msgspec.json.decode(record.read_bytes())
+    except (OSError, msgspec.DecodeError):
+        return None
+    status = data.get("returncode") if isinstance(data, dict) else None
+    return status if isinstance(status, int) else None

@@ -1,0 +1,147 @@
+"""Follows a log live: events as lines come, an ETA, and a verdict when it goes silent. One pass, constant memory."""
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Callable
+from typing import Protocol
+
+from msgspec import Struct
+
+from firstlight.core.figures import Figure
+from firstlight.core.ports import Host
+from firstlight.watch.eta import Eta
+from firstlight.watch.stall import Sample, Stall, Verdict, judge
+from firstlight.watch.state import EngineLog, LogEvent
+
+LOOK_SECONDS = 0.02
+SAMPLE_SECONDS = 5.0
+BEAT_SECONDS = 2.0
+CHUNK = 1 << 20
+OVER = frozenset({"ready", "failed", "stopped"})
+
+
+class Samples(Protocol):
+    """What gives samples: `Sampler`, or a list of them in a test."""
+
+    def sample(self) -> Sample: ...
+    def stacks(self) -> str | None: ...
+
+
+class Beat(Struct, frozen=True, kw_only=True):
+    """Now and then, whether or not the log says something: where the start is, how long still, and whether it moves."""
+
+    time: float
+    phase: str
+    remaining: Figure
+    verdict: Verdict
+    done: int | None = None
+    total: int | None = None
+    unit: str | None = None
+    stacks: str | None = None
+
+
+class Follower:
+    """Ties a log, an ETA and samples together. `clock` is Unix seconds."""
+
+    def __init__(
+        self, log: EngineLog, eta: Eta, *, samples: Samples | None = None, clock: Callable[[], float] = time.time, factor: float = 1.0
+    ) -> None:
+        self.log, self.eta, self.factor = log, eta, factor
+        self._source, self._clock = samples, clock
+        self._samples: deque[Sample] = deque(maxlen=60)
+        self._sampled = self._beaten = clock()
+        self._dumped = False
+
+    def take(self, chunk: bytes) -> list[LogEvent]:
+        events = self.log.feed(chunk, self._clock())
+        for event in events:
+            self.eta.event(event)
+        return events
+
+    async def beat(self) -> Beat | None:
+        """A Beat when one is due."""
+        now = self._clock()
+        if self._source is not None and now - self._sampled >= SAMPLE_SECONDS:
+            self._sampled = now
+            await self._sample()
+        if now - self._beaten < BEAT_SECONDS:
+            return None
+        self._beaten = now
+        verdict = self._verdict(now)
+        return Beat(
+            time=now,
+            phase=self.log.phase,
+            remaining=self.eta.remaining(self.log, now),
+            verdict=verdict,
+            done=self.log.done,
+            total=self.log.total,
+            unit=self.log.unit,
+            stacks=await self._stacks(verdict),
+        )
+
+    async def _sample(self) -> None:
+        assert self._source is not None
+        sample = await asyncio.to_thread(self._source.sample)
+        self._samples.append(sample)
+        if sample.io_bytes is not None and self.log.phase == "loading":
+            self.eta.bytes_read(sample.time, sample.io_bytes - (self._samples[0].io_bytes or 0))
+
+    def _verdict(self, now: float) -> Verdict:
+        silent = now - (self.log.last_line_at if self.log.last_line_at is not None else now)
+        return judge(tuple(self._samples), phase=self.log.phase, silent_seconds=silent, engine=self.log.engine, factor=self.factor)
+
+    async def _stacks(self, verdict: Verdict) -> str | None:
+        """The workers' stacks, once, at the moment in which the verdict turns to stalled."""
+        if verdict.state is not Stall.STALLED or self._dumped or self._source is None:
+            return None
+        self._dumped = True
+        return await asyncio.to_thread(self._source.stacks)
+
+
+async def follow_file(follower: Follower, host: Host, path: str, *, until: frozenset[str] = OVER) -> AsyncIterator[LogEvent | Beat]:
+    """Events and beats of a growing log file until its phase is in `until`. A file that became shorter is read from its beginning.
+
+    Raises HostError when the file cannot be read.
+    """
+    position = 0
+    while True:
+        info = await asyncio.to_thread(host.stat, path)
+        if info is not None and info.size < position:
+            position = 0
+        if info is not None and info.size > position:
+            chunk = await asyncio.to_thread(host.read, path, position, CHUNK)
+            position += len(chunk)
+            for event in follower.take(chunk):
+                yield event
+            if len(chunk) == CHUNK:
+                continue
+        if follower.log.phase in until:
+            return
+        if beat := await follower.beat():
+            yield beat
+        await asyncio.sleep(LOOK_SECONDS)
+
+
+async def follow_chunks(follower: Follower, chunks: AsyncIterator[bytes]) -> AsyncIterator[LogEvent | Beat]:
+    """Events and beats of a stream (a pipe) until it ends; silence is judged while it is silent."""
+    source = aiter(chunks)
+    pending = asyncio.ensure_future(_next(source))
+    try:
+        while True:
+            done, _ = await asyncio.wait((pending,), timeout=BEAT_SECONDS)
+            if done:
+                chunk = pending.result()
+                if chunk is None:
+                    return
+                for event in follower.take(chunk):
+                    yield event
+                pending = asyncio.ensure_future(_next(source))
+            if beat := await follower.beat():
+                yield beat
+    finally:
+        pending.cancel()
+
+
+async def _next(source: AsyncIterator[bytes]) -> bytes | None:
+    return await anext(source, None)
