@@ -50,7 +50,7 @@ class Api:
         content = body if isinstance(body, bytes) or body is None else json.dumps(body).encode()
         try:
             async with asyncio.timeout(self.request_seconds):
-                reply = await self._http.request(method, url, content=content, headers={"Content-Type": "application/json"})
+                reply = await self._sent(method, url, content)
         except TimeoutError:
             raise NoAnswer("stall", f"{method} {url}: no answer within {self.request_seconds:.0f} s") from None
         except httpx2.HTTPError as e:
@@ -59,6 +59,14 @@ class Api:
             return reply.status_code, json.loads(reply.content)
         except ValueError:
             return reply.status_code, reply.text
+
+    async def _sent(self, method: str, url: str, content: bytes | None) -> httpx2.Response:
+        """A kept connection that the server closed meanwhile says nothing about the server: once more on a fresh one."""
+        headers = {"Content-Type": "application/json"}
+        try:
+            return await self._http.request(method, url, content=content, headers=headers)
+        except httpx2.RemoteProtocolError:
+            return await self._http.request(method, url, content=content, headers={**headers, "Connection": "close"})
 
     async def chat(self, messages: list[dict[str, Any]], **options: Any) -> Answer:
         """POST /chat/completions, whole answer."""
@@ -88,7 +96,8 @@ class Api:
         """A stream as lines; leaving the context early closes the connection, which is how a client cancels."""
         payload = {"model": self.model, "stream": True, "stream_options": {"include_usage": True}, **body}
         try:
-            async with self._http.stream("POST", self.base_url + path, json=payload) as reply:
+            fresh = {"Connection": "close"}
+            async with self._http.stream("POST", self.base_url + path, json=payload, headers=fresh) as reply:
                 yield reply.status_code, self._lines(reply)
         except httpx2.HTTPError as e:
             raise NoAnswer("connection", f"POST {path}: {type(e).__name__}: {e}") from None

@@ -3,31 +3,9 @@
 from firstlight.verify.answers import Answer
 from firstlight.verify.probes import Continuation, Fact, continuations, facts
 from firstlight.verify.session import Outcome, Session
-from firstlight.verify.statistics import flood
+from firstlight.verify.statistics import flood, is_broken
 
-
-async def known_answers(session: Session, *, count: int = 5) -> Outcome:
-    """Facts any language model knows; more than half of them must hold."""
-    asked = facts()[:count]
-    results = await session.together(_holds(session, f) for f in asked)
-    held = sum(r is None for r in results)
-    wrong = [r for r in results if r is not None]
-    return Outcome(passed=held * 2 > len(asked), evidence=[f"{held} of {len(asked)} facts hold", *wrong[:4]])
-
-
-async def _holds(session: Session, fact: Fact) -> str | None:
-    """None when one wording is answered rightly, else what was answered to the first."""
-    first = ""
-    for wording in fact.wordings:
-        answer = await session.ask(wording)
-        if fact.answer.search(answer.whole):
-            return None
-        first = first or f"{wording!r} -> {_shown(answer)}"
-    return first
-
-
-def _shown(answer: Answer) -> str:
-    return repr(answer.whole.strip()[:90]) if answer.ok else f"status {answer.status}: {answer.error}"
+STYLE = "Question: What is the color of grass?\nAnswer: Green\n\nQuestion: Name the capital of Spain.\nAnswer: Madrid\n\n"
 
 
 async def trivial_continuations(session: Session) -> Outcome:
@@ -38,19 +16,68 @@ async def trivial_continuations(session: Session) -> Outcome:
     results = await session.together(_continues(session, c) for c in asked)
     wrong = [r for r in results if r is not None]
     held = len(asked) - len(wrong)
-    return Outcome(passed=held * 2 > len(asked), evidence=[f"{held} of {len(asked)} go on as expected", *wrong[:4]])
+    session.continuations_hold = held * 2 > len(asked)
+    return Outcome(passed=session.continuations_hold, evidence=[f"{held} of {len(asked)} go on as expected", *wrong[:4]])
 
 
 async def _continues(session: Session, probe: Continuation) -> str | None:
-    answer = await session.go_on(probe.text)
+    answer = await session.go_on(probe.text, **session.logprob_options(5, chat=False))
+    if answer.tokens:
+        session.rows[probe.text] = answer.tokens[0]
     return None if probe.answer.match(answer.text) else f"{probe.text!r} -> {_shown(answer)}"
 
 
-async def no_floods(session: Session) -> Outcome:
+async def known_answers(session: Session, *, count: int = 5, waves: int = 2) -> Outcome:
+    """Facts any language model knows; more than half of them must hold. A fact has several wordings, asked only as needed."""
+    asked = facts()[:count]
+    open_facts, held, wrong = asked, 0, list[str]()
+    for wave in range(waves):
+        answers = await session.together(_ask(session, f, wave) for f in open_facts)
+        right = [bool(f.answer.search(a.whole)) for f, a in zip(open_facts, answers, strict=True)]
+        held += sum(right)
+        failed = [(f, a) for f, a, ok in zip(open_facts, answers, right, strict=True) if not ok]
+        wrong += [f"{f.wordings[min(wave, len(f.wordings) - 1)]!r} -> {_shown(a)}" for f, a in failed]
+        open_facts = [f for f, _ in failed]
+        if held * 2 > len(asked):
+            break
+    passed = held * 2 > len(asked)
+    return Outcome(passed=passed, evidence=[f"{held} of {len(asked)} facts hold", *wrong[:4]], note=None if passed else _why(session))
+
+
+async def _ask(session: Session, fact: Fact, wave: int) -> Answer:
+    wording = fact.wordings[min(wave, len(fact.wordings) - 1)]
+    if session.has_chat:
+        return await session.ask(wording)
+    return await session.go_on(f"{STYLE}Question: {wording}\nAnswer:", max_tokens=12, stop=["\n"])
+
+
+def _why(session: Session) -> str | None:
+    """What the pattern of failures says."""
+    if session.has_chat and session.continuations_hold:
+        return "plain texts go on well, chat turns do not: a chat template of another family, or a base model (say --kind base)"
+    return None
+
+
+def _shown(answer: Answer) -> str:
+    return repr(answer.whole.strip()[:90]) if answer.ok else f"status {answer.status}: {answer.error}"
+
+
+async def other_languages(session: Session) -> Outcome:
+    """The same facts in other languages: a model that knows none is not judged, but what it writes must be text."""
+    asked = [(f, w) for f in facts() for w in f.wordings[2:]]
+    answers = await session.together(session.ask(w) for _, w in asked)
+    held = sum(bool(f.answer.search(a.whole)) for (f, _), a in zip(asked, answers, strict=True))
+    faults = [f"{w!r} -> {_shown(a)}" for (_, w), a in zip(asked, answers, strict=True) if not a.ok or is_broken(a.whole)]
+    note = "not judged by their share: small models know few"
+    return Outcome(passed=not faults, evidence=faults[:4] or [f"{held} of {len(asked)} hold"], note=note)
+
+
+async def no_floods(session: Session, *, tokens: int = 64) -> Outcome:
     """No answer so far, nor a longer one asked for here, is a flood of one character, a tight loop or broken text."""
-    story = await session.ask("Tell a short story about a fox and a river.", max_tokens=64, temperature=0.7, seed=7)
+    story = await session.story(tokens, temperature=0.7, seed=7)
     if not story.ok:
         return Outcome(passed=False, evidence=[_shown(story)])
     faults = [f"{why}: {text.strip()[:60]!r}" for text in session.seen if (why := flood(text))]
     longest = max(map(len, session.seen))
-    return Outcome(passed=not faults, evidence=faults[:4] or [f"{len(session.seen)} answers are text, the longest {longest} characters"])
+    fine = f"{len(session.seen)} answers are text, the longest {longest} characters"
+    return Outcome(passed=not faults, evidence=faults[:4] or [fine])

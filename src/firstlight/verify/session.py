@@ -1,6 +1,7 @@
 """What the checks share: the client, what was claimed, what was learned so far, the clock."""
 
 import asyncio
+import random
 import time
 from collections.abc import Awaitable, Iterable
 from typing import Any, TypeVar
@@ -8,7 +9,7 @@ from typing import Any, TypeVar
 from msgspec import Struct
 
 from firstlight.core.run import Endpoint
-from firstlight.verify.answers import Answer
+from firstlight.verify.answers import Answer, TokenRow
 from firstlight.verify.client import Api
 
 T = TypeVar("T")
@@ -54,7 +55,11 @@ class Session:
         self.has_chat: bool | None = None
         self.has_completions: bool | None = None
         self.thinking = False
+        self.has_logprobs: bool | None = None
+        self.continuations_hold: bool | None = None
         self.seen: list[str] = []
+        self.rows: dict[str, TokenRow] = {}
+        self._random = random.SystemRandom()
 
     async def ask(self, question: str, *, max_tokens: int = SHORT, **options: Any) -> Answer:
         """A question in the way this model takes it: as a chat turn, or as a text to continue for base models."""
@@ -71,6 +76,21 @@ class Session:
     async def go_on(self, text: str, *, max_tokens: int = 4, **options: Any) -> Answer:
         """Continues a text, greedily unless told otherwise."""
         return self._kept(await self.api.complete(text, max_tokens=max_tokens, **_greedy(options)))
+
+    async def story(self, max_tokens: int, **options: Any) -> Answer:
+        """Free text, sampled as the options say."""
+        if self.has_completions:
+            return await self.go_on("Once upon a time there was a fox who", max_tokens=max_tokens, **options)
+        return await self.ask("Tell a short story about a fox.", max_tokens=max_tokens, **options)
+
+    def logprob_options(self, top: int, *, chat: bool | None = None) -> dict[str, Any]:
+        """How this request form asks for logprobs: a count in /completions, a switch and a count in chat."""
+        in_chat = not self.has_completions if chat is None else chat
+        return {"logprobs": True, "top_logprobs": top} if in_chat else {"logprobs": top}
+
+    def fresh(self) -> int:
+        """A number that no prefix cache has seen."""
+        return self._random.randrange(10**8, 10**9)
 
     def _kept(self, answer: Answer) -> Answer:
         if answer.ok:

@@ -32,6 +32,11 @@ def broken_characters(text: str) -> int:
     return sum(1 for c in text if c == "\ufffd" or (ord(c) < 32 and c not in "\t\n\r"))
 
 
+def is_broken(text: str) -> bool:
+    """More broken characters than a cut at the end explains."""
+    return broken_characters(text) > max(2, len(text) // 20)
+
+
 def flood(text: str) -> str | None:
     """Why a text is no language at all, or None. Judges only what no healthy model writes when asked a plain question."""
     body = text.strip()
@@ -44,7 +49,7 @@ def flood(text: str) -> str | None:
         return f"{count} of {len(body)} characters are {top!r}"
     if character_entropy(body) < 1.5:
         return f"character entropy {character_entropy(body):.1f} bits (prose: about 4)"
-    if broken_characters(body) > max(2, len(body) // 20):
+    if is_broken(body):
         return f"{broken_characters(body)} of {len(body)} characters are not text"
     words = body.split()
     if len(words) >= 16 and cycle_share(words) > 0.9:

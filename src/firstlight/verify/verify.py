@@ -8,7 +8,7 @@ from typing import NamedTuple
 from firstlight.core.errors import UsageError
 from firstlight.core.run import Endpoint
 from firstlight.core.verdict import CheckResult, Verdict
-from firstlight.verify import coherence, contract
+from firstlight.verify import coherence, contract, limits, numerics
 from firstlight.verify.answers import NoAnswer
 from firstlight.verify.client import Api
 from firstlight.verify.session import Claims, Outcome, Session, now
@@ -30,12 +30,26 @@ CHECKS: tuple[Check, ...] = (
     Check("models", "contract", contract.models, essential=True),
     Check("chat", "contract", contract.chat, essential=True),
     Check("completions", "contract", contract.completions, essential=True),
-    Check("known-answers", "coherence", coherence.known_answers, essential=True),
     Check("trivial-continuations", "coherence", coherence.trivial_continuations, essential=True),
+    Check("known-answers", "coherence", coherence.known_answers, essential=True),
+    Check("logprob-sanity", "coherence", numerics.logprob_sanity, essential=True),
+    Check("prefill-against-decode", "coherence", numerics.prefill_against_decode, essential=True),
     Check("no-floods", "coherence", coherence.no_floods, essential=True),
     Check("parallel", "contract", contract.parallel, essential=True),
-    Check("streaming", "contract", contract.streaming),
+    Check("streaming", "contract", contract.streaming, essential=True),
     Check("usage", "contract", contract.usage),
+    Check("max-tokens", "contract", limits.max_tokens),
+    Check("stop-strings", "contract", limits.stop_strings),
+    Check("logprobs", "contract", limits.logprobs),
+    Check("errors", "contract", limits.errors),
+    Check("cancel", "contract", limits.cancel),
+    Check("n", "contract", limits.several, quick=False),
+    Check("seed", "contract", limits.seed, quick=False),
+    Check("unicode-borders", "contract", limits.unicode_borders, quick=False),
+    Check("long-request", "contract", limits.long_request, quick=False),
+    Check("batch-invariance", "coherence", numerics.batch_invariance, quick=False),
+    Check("prefix-cache", "coherence", numerics.prefix_cache, quick=False),
+    Check("other-languages", "coherence", coherence.other_languages, quick=False),
 )
 BUDGET_SECONDS = {"quick": 6.0, "full": 60.0}
 SEES = [

@@ -1,0 +1,147 @@
+"""Numbers behind the answers: logprobs that make sense, and the same ones whichever way they are computed.
+
+A token's distribution must not depend on whether its past was decoded token by token or read at once as a prompt, on who else is in the
+batch, or on what the prefix cache held. Engines promise equality only up to rounding, so each comparison has a tolerance in logprob (nats).
+"""
+
+import asyncio
+import math
+from typing import NamedTuple
+
+from firstlight.verify.answers import Answer, TokenRow
+from firstlight.verify.session import Outcome, Session
+
+TOLERANCE = 0.35
+LIKELY = -4.0
+TOP = 8
+OPENING = "Once upon a time, in a small village by the river, there lived an old woman and her two sons. Every morning the older son went"
+
+
+async def logprob_sanity(session: Session) -> Outcome:
+    """Trivial continuations are certain, rows are neither uniform nor infinite, and not every text has the same next token."""
+    if not session.rows:
+        return Outcome(passed=None, note="no logprobs to judge")
+    firsts = list(session.rows.values())
+    faults = [f for text, row in session.rows.items() if (f := _insane(text, row))]
+    mean = sum(r.logprob for r in firsts if math.isfinite(r.logprob)) / len(firsts)
+    if mean < -3.0:
+        faults.append(f"mean logprob of trivial continuations is {mean:.1f} (healthy: above -1.5)")
+    if len(firsts) >= 6 and len({r.token for r in firsts}) == 1:
+        faults.append(f"{len(firsts)} different texts, one next token: {firsts[0].token!r}")
+    return Outcome(passed=not faults, evidence=faults[:4] or [f"{len(firsts)} rows, mean logprob of the chosen token {mean:.2f}"])
+
+
+def _insane(text: str, row: TokenRow) -> str | None:
+    values = [row.logprob, *(v for _, v in row.top)]
+    if any(math.isnan(v) or math.isinf(v) for v in values) or row.logprob < -1000:
+        return f"{text!r}: logprobs {values[:3]}"
+    if len(row.top) >= 4 and row.top[0][1] - row.top[-1][1] < 0.01:
+        return f"{text!r}: a uniform row, {row.top[0][1]:.2f} for each of {len(row.top)}"
+    return None
+
+
+class Step(NamedTuple):
+    """One token of a generation, as decoded and as predicted when its past is read as a prompt (None: not among the top)."""
+
+    place: int
+    token: str
+    decoded: float
+    prefilled: float | None
+
+    @property
+    def gap(self) -> float:
+        return abs(self.decoded - self.prefilled) if self.prefilled is not None else math.inf
+
+    def __str__(self) -> str:
+        read = "not among the likely" if self.prefilled is None else f"{self.prefilled:.2f}"
+        return f"token {self.place} {self.token!r}: {self.decoded:.2f} decoded, {read} when read as a prompt"
+
+
+async def prefill_against_decode(session: Session, *, tokens: int = 72, cuts: int = 6) -> Outcome:
+    """What was decoded token by token is what a prompt with the same past predicts; a KV cache gone bad shows here."""
+    if not session.has_completions:
+        return Outcome(passed=None, note="no /completions to read a past with")
+    whole = await session.go_on(OPENING, max_tokens=tokens, ignore_eos=True, **session.logprob_options(TOP, chat=False))
+    if not whole.ok or len(whole.tokens) < 12:
+        return await _by_text(session, tokens, cuts)
+    places = sorted({round((len(whole.tokens) - 2) * (i + 1) / cuts) for i in range(cuts)})
+    steps = [s for s in await session.together(_step(session, whole, p) for p in places) if s]
+    if not steps:
+        return Outcome(passed=None, note="the text does not cut at token borders")
+    far = [s for s in steps if s.gap > TOLERANCE and s.decoded > LIKELY]
+    wrong = [s for s in steps if s.prefilled is None]
+    bad = wrong or (far if len(far) * 2 > len(steps) else [])
+    worst = max((s.gap for s in steps), default=0.0)
+    fine = f"{len(steps)} places of {len(whole.tokens)} tokens agree within {worst:.2f}"
+    return Outcome(passed=not bad, evidence=[str(s) for s in bad[:4]] or [fine])
+
+
+async def _step(session: Session, whole: Answer, place: int) -> Step | None:
+    """One place. None when the text up to it does not tokenize as it was generated (the server's prompt count tells)."""
+    past = "".join(r.token for r in whole.tokens[:place])
+    if "\ufffd" in past or not whole.text.startswith(past):
+        past = whole.text[: len(past)]
+    answer = await session.api.complete(OPENING + past, max_tokens=1, temperature=0, **session.logprob_options(20, chat=False))
+    expected = (whole.usage.prompt_tokens or 0) + place
+    if not answer.ok or not answer.tokens or answer.usage.prompt_tokens != expected:
+        return None
+    row = whole.tokens[place]
+    return Step(place, row.token, row.logprob, dict(answer.tokens[0].top).get(row.token))
+
+
+async def _by_text(session: Session, tokens: int, cuts: int) -> Outcome:
+    """The same without logprobs: from each place on, greedy decoding must write the next words again, at most places."""
+    whole = await session.go_on(OPENING, max_tokens=tokens)
+    if not whole.ok:
+        return Outcome(passed=False, evidence=[f"status {whole.status}: {whole.error}"])
+    words = whole.text.split(" ")
+    places = sorted({round((len(words) - 3) * (i + 1) / cuts) for i in range(cuts)} - {0})
+    if len(words) < 8:
+        return Outcome(passed=None, note=f"too short a text: {whole.text[:60]!r}")
+    answers = await session.together(session.go_on(OPENING + " ".join(words[:p]), max_tokens=6) for p in places)
+    again = [a.text.strip().split(" ")[0] == words[p] for a, p in zip(answers, places, strict=True)]
+    bad = [f"after word {p}: {words[p]!r}, again: {a.text[:20]!r}" for a, p, s in zip(answers, places, again, strict=True) if not s]
+    return Outcome(passed=sum(again) * 2 >= len(again), evidence=bad[:4] or [f"{len(places)} places go on alike"])
+
+
+async def batch_invariance(session: Session) -> Outcome:
+    """The same question alone and among others gives the same likely tokens."""
+    if not session.has_completions:
+        return Outcome(passed=None, note="no /completions to compare rows of")
+    fresh = f"({session.fresh()}) {OPENING}"
+    alone = await _row(session, fresh)
+    others = [session.go_on(f"Story {i}, number {session.fresh()}: {OPENING}", max_tokens=12) for i in range(session.parallel - 1)]
+    crowd = asyncio.gather(*others)
+    row = await _row(session, fresh)
+    await crowd
+    return _same(alone, row, "alone", f"among {session.parallel}")
+
+
+async def prefix_cache(session: Session) -> Outcome:
+    """A prompt whose past is in the prefix cache is continued as one that is read anew."""
+    if not session.has_completions:
+        return Outcome(passed=None, note="no /completions to compare rows of")
+    text = f"({session.fresh()}) " + f"{OPENING} to the market. " * 8 + "The woman"
+    first = await _row(session, text)
+    again = await _row(session, text)
+    return _same(first, again, "read anew", "from the cache")
+
+
+async def _row(session: Session, text: str) -> TokenRow | None:
+    answer = await session.api.complete(text, max_tokens=1, temperature=0, **session.logprob_options(TOP, chat=False))
+    return answer.tokens[0] if answer.tokens else None
+
+
+def _same(a: TokenRow | None, b: TokenRow | None, name_a: str, name_b: str) -> Outcome:
+    if a is None or b is None:
+        return Outcome(passed=None, note="no logprobs to compare")
+    gap = row_distance(a, b)
+    fine = f"{name_a} {a.token!r} {a.logprob:.3f}, {name_b} {b.token!r} {b.logprob:.3f}; likely tokens within {gap:.3f}"
+    return Outcome(passed=gap <= TOLERANCE, evidence=[fine])
+
+
+def row_distance(a: TokenRow, b: TokenRow) -> float:
+    """The largest difference in logprob over the tokens that are likely in either row; infinite when one of them is missing."""
+    ours, theirs = dict(a.top), dict(b.top)
+    likely = {t for t, v in (*a.top[:3], *b.top[:3]) if v > LIKELY}
+    return max((abs(ours.get(t, -math.inf) - theirs.get(t, -math.inf)) for t in likely), default=0.0)

@@ -1,0 +1,125 @@
+"""The reference: next-token distributions of a trusted run, and how far another run is from them.
+
+Fixed texts are cut at fixed places; each cut is one prompt, and the distribution of its next token is kept. Nothing depends on what a
+model generates, so two engines, machines, KV dtypes or quantizations of one checkpoint are compared token by token.
+"""
+
+import math
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from importlib.resources import files
+from typing import NamedTuple
+
+from firstlight.core.errors import InputError
+from firstlight.core.reference import Reference, ReferenceRow
+from firstlight.verify.answers import Answer, TokenRow
+from firstlight.verify.session import Outcome, Session
+
+TOP = 20
+CUT_EVERY = 5
+FLOOR = -14.0
+
+
+class Tolerance(NamedTuple):
+    """kl: mean KL divergence (nats) that is still the same model; top1: the share of equal most likely tokens."""
+
+    kl: float
+    top1: float
+    what: str
+
+
+TOLERANCES = {
+    "same": Tolerance(0.0030, 0.90, "the same weights on another engine, machine or batch"),
+    "quantized": Tolerance(0.15, 0.75, "another quantization of the same checkpoint, or another KV dtype"),
+}
+
+
+def prompts() -> list[str]:
+    """The passages, each cut after every fifth word."""
+    text = files("firstlight.verify").joinpath("passages.txt").read_text("utf-8")
+    passages = [" ".join(p.split()) if "\t" not in p else p for p in text.strip().split("\n\n")]
+    return [" ".join(words[:end]) for words in (p.split(" ") for p in passages) for end in range(CUT_EVERY, len(words), CUT_EVERY)]
+
+
+async def take_reference(session: Session) -> Reference:
+    """Asks every prompt for its next token. Raises InputError `no-logprobs` where the endpoint gives none."""
+    asked = prompts()
+    rows = await session.together(_row(session, p) for p in asked)
+    if missing := sum(r is None for r in rows):
+        raise InputError("no-logprobs", "the endpoint gives no logprobs in /completions", evidence=(f"{missing} of {len(asked)} prompts",))
+    return Reference(
+        model=session.api.model,
+        engine=session.engine,
+        engine_version=session.engine_version,
+        taken=time.time(),
+        prompts=asked,
+        rows=[r for r in rows if r],
+    )
+
+
+async def _row(session: Session, prompt: str) -> ReferenceRow | None:
+    answer: Answer = await session.api.complete(prompt, max_tokens=1, temperature=0, **session.logprob_options(TOP, chat=False))
+    return _kept(answer.tokens[0], answer.usage.prompt_tokens) if answer.tokens else None
+
+
+def _kept(row: TokenRow, tokens: int | None) -> ReferenceRow:
+    top = row.top or ((row.token, row.logprob),)
+    return ReferenceRow(prompt_tokens=tokens, tokens=[t for t, _ in top], logprobs=[round(v, 5) for _, v in top])
+
+
+def divergence(trusted: ReferenceRow, other: ReferenceRow) -> float:
+    """KL(trusted || other) in nats over the trusted row's tokens, the rest of each row as one outcome; absent tokens count as FLOOR."""
+    theirs = dict(zip(other.tokens, other.logprobs, strict=True))
+    floor = min([FLOOR, *other.logprobs])
+    total = p_sum = q_sum = 0.0
+    for token, value in zip(trusted.tokens, trusted.logprobs, strict=True):
+        seen = theirs.get(token, max(floor, min(other.logprobs)))
+        p, q = math.exp(value), math.exp(seen)
+        total += p * (value - seen)
+        p_sum, q_sum = p_sum + p, q_sum + q
+    p_rest, q_rest = max(1e-6, 1 - p_sum), max(1e-6, 1 - q_sum)
+    return max(0.0, total + p_rest * math.log(p_rest / q_rest))
+
+
+class Distance(NamedTuple):
+    """kl: mean, nats; top1: share of equal most likely tokens; worst: the three prompts that differ most, as text."""
+
+    kl: float
+    top1: float
+    counts_equal: bool
+    worst: list[str]
+
+
+def distance(trusted: Reference, rows: Sequence[ReferenceRow]) -> Distance:
+    """How far rows are from the trusted ones, prompt by prompt."""
+    pairs = list(zip(trusted.prompts, trusted.rows, rows, strict=True))
+    kls = [divergence(a, b) for _, a, b in pairs]
+    same = sum(a.tokens[0] == b.tokens[0] for _, a, b in pairs)
+    order = sorted(range(len(pairs)), key=lambda i: -kls[i])[:3]
+    worst = [f"...{pairs[i][0][-30:]!r}: {pairs[i][1].tokens[0]!r} became {pairs[i][2].tokens[0]!r}, KL {kls[i]:.3f}" for i in order]
+    counts = all(a.prompt_tokens == b.prompt_tokens for _, a, b in pairs if a.prompt_tokens and b.prompt_tokens)
+    return Distance(sum(kls) / len(kls), same / len(pairs), counts, worst)
+
+
+def against(trusted: Reference, tolerance: str) -> Callable[[Session], Awaitable[Outcome]]:
+    """The check: this endpoint against a trusted run."""
+
+    async def check(session: Session) -> Outcome:
+        rows = await session.together(_row(session, p) for p in trusted.prompts)
+        kept = [r for r in rows if r]
+        if len(kept) < len(rows):
+            return Outcome(passed=None, note="no logprobs in /completions to compare")
+        return judge(distance(trusted, kept), tolerance, trusted)
+
+    return check
+
+
+def judge(found: Distance, tolerance: str, trusted: Reference) -> Outcome:
+    limit = TOLERANCES[tolerance]
+    ok = found.kl <= limit.kl and found.top1 >= limit.top1 and found.counts_equal
+    head = f"KL {found.kl:.4f} (limit {limit.kl}), top-1 {found.top1:.0%} (limit {limit.top1:.0%}) over {len(trusted.prompts)} prompts"
+    counts = [] if found.counts_equal else ["the prompts have other token counts: another tokenizer"]
+    wide = TOLERANCES["quantized"]
+    mild = not ok and found.counts_equal and found.kl <= wide.kl and found.top1 >= wide.top1 and tolerance == "same"
+    note = f"as far off as {wide.what}; if that is what this is: --tolerance quantized" if mild else f"judged as {limit.what}"
+    return Outcome(passed=ok, evidence=[head, *counts, *([] if ok else found.worst)], note=note)
