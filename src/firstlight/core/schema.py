@@ -14,6 +14,7 @@ from firstlight.core.machine import EngineInstall, Machine
 from firstlight.core.plan import PlanSet
 from firstlight.core.reference import Reference
 from firstlight.core.run import Endpoint, LaunchSpec, Overlay, Run
+from firstlight.core.saved import SavedPlan
 from firstlight.core.verdict import BenchReport, Verdict
 
 SCHEMA_MAJOR = 1
@@ -26,6 +27,7 @@ KINDS: dict[str, type[msgspec.Struct]] = {
         EngineInstall,
         Intent,
         PlanSet,
+        SavedPlan,
         EngineAnswer,
         RehearsalReport,
         Overlay,
