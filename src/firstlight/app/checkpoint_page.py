@@ -1,6 +1,8 @@
 """The page that `firstlight inspect` prints: what the model is, where its bytes are, what a token costs, what is wrong."""
 
-from collections.abc import Iterable, Iterator
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 
 import click
 
@@ -41,6 +43,28 @@ def show_checkpoint(checkpoint: Checkpoint) -> None:
         show_findings(checkpoint.findings)
     else:
         click.secho(f"{marks.ok} nothing wrong found", fg="green")
+
+
+@contextmanager
+def content_progress() -> Iterator[Callable[[int, int], None]]:
+    """A line on stderr that says how far reading has come: in place on a terminal, every tenth otherwise."""
+    live = sys.stderr.isatty()
+    shown = -1
+
+    def progress(done: int, total: int) -> None:
+        nonlocal shown
+        step = done * (100 if live else 10) // (total or 1)
+        if step == shown:
+            return
+        shown = step
+        start = "\r" if live else ""
+        click.echo(f"{start}sha256: {format_bytes(done)} of {format_bytes(total)} ({done / (total or 1):.0%})", nl=not live, err=True)
+
+    try:
+        yield progress
+    finally:
+        if live and shown >= 0:
+            click.echo(err=True)
 
 
 def _title(c: Checkpoint) -> str:

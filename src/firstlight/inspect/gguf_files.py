@@ -1,9 +1,11 @@
 """One GGUF, whole or split: its header is all there is to know."""
 
+import posixpath
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from firstlight.core.checkpoint import ChatTemplate, Checkpoint, TensorGroup, TokenizerSpec
+from firstlight.core.errors import InputError
 from firstlight.core.findings import Finding, Severity
 from firstlight.core.ports import FileInfo, Source
 from firstlight.inspect import text
@@ -15,12 +17,13 @@ from firstlight.inspect.gguf_config import file_type, gguf_config
 from firstlight.inspect.kv import attention_kind, kv_bytes_per_token, kv_cache_groups
 from firstlight.inspect.quant import gguf_quant
 from firstlight.inspect.safetensors import problem
+from firstlight.inspect.sources import split_names
 from firstlight.inspect.sums import bytes_by_dtype, bytes_by_role, parameters
 
 
 def inspect_gguf(source: Source, files: Sequence[FileInfo]) -> Checkpoint:
     """Raises InputError with a `gguf-*` code when the (first) file is none."""
-    parts = [f for f in files if f.path.endswith(".gguf")] or list(files)
+    parts = _choose(source, files)
     headers = [read_gguf(lambda o, n, p=f.path: source.read(p, o, n), f.size, f.path) for f in parts]  # type: ignore[misc]
     values: dict[str, Any] = {}
     for header in reversed(headers):
@@ -29,6 +32,22 @@ def inspect_gguf(source: Source, files: Sequence[FileInfo]) -> Checkpoint:
     findings = [*config.findings, *_extent(parts, headers), *_split(parts, headers), *_companions(values)]
     groups = _groups(parts, headers, integer(config.fields, "num_hidden_layers"))
     return _checkpoint(source, parts, values, config.fields, groups, findings)
+
+
+def _choose(source: Source, files: Sequence[FileInfo]) -> list[FileInfo]:
+    """The parts of one model: the one that `:QUANT` names, or the only one; projectors (mmproj) belong to a model and are none."""
+    found = [f for f in files if f.path.endswith(".gguf")] or list(files)
+    models = [f for f in found if not posixpath.basename(f.path).startswith("mmproj")] or found
+    wanted = getattr(source, "quant", None)
+    if wanted:
+        models = [f for f in models if wanted.lower() in f.path.lower()]
+    chosen = {frozenset(split_names(posixpath.basename(f.path))): posixpath.dirname(f.path) for f in models}
+    if not models or len(chosen) > 1:
+        shown = ", ".join(f.path for f in (models or found)[:6])
+        code, what = ("gguf-ambiguous", "holds more than one model") if models else ("gguf-not-found", f"has no {wanted}")
+        hint = "name one of them: org/name:Q4_K_M, or the file"
+        raise InputError(code, f"{source.ref} {what}", evidence=(f"found: {shown}",), hint=hint)
+    return models
 
 
 def _checkpoint(

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from firstlight.core.errors import HostError, InputError
 from firstlight.core.ports import FileInfo, Host, Source
 from firstlight.inspect.hub_places import hub_cache, is_offline
+from firstlight.inspect.remote import list_files, read_ranges
 
 DEPTH = 4  # folders below the model's own that are looked into
 FILES = 100_000
@@ -124,7 +125,8 @@ class FolderSource:
             raise unreadable(full, e) from None
 
     def read_many(self, ranges: Sequence[tuple[str, int, int]]) -> Iterable[bytes]:
-        return (self.read(*r) for r in ranges)
+        together = None if self.host.is_local or not ranges else read_ranges(self.host, self._folder, ranges)
+        return (self.read(*r) for r in ranges) if together is None else together
 
     def _walk_local(self) -> Iterable[FileInfo]:
         seen = {os.path.realpath(self._folder)}
@@ -155,6 +157,11 @@ class FolderSource:
             raise unreadable(self._folder, e) from None
 
     def _walk_remote(self) -> Iterable[FileInfo]:
+        together = list_files(self.host, self._folder, DEPTH)
+        return self._walk_by_steps() if together is None else together
+
+    def _walk_by_steps(self) -> Iterable[FileInfo]:
+        """For a host without Python: a round trip a folder."""
         pending = [("", 0)]
         while pending:
             prefix, depth = pending.pop()
