@@ -14,6 +14,7 @@ from firstlight.core.errors import FirstlightError, HostError
 from firstlight.core.ports import Channel, Host
 from firstlight.core.run import LaunchSpec, ProcessRef
 from firstlight.launch.archive import supervisor_archive
+from firstlight.launch.headstart import HeadStart
 
 ARCHIVE, REQUEST, RECORD, EVENTS, LOG, EXIT = (
     "supervisor.pyz", "supervise.json", "supervisor.json", "supervisor.jsonl", "supervisor.log", "exit.json",
@@ -45,6 +46,7 @@ class Options(Struct, frozen=True, kw_only=True):
 
     on_event: argv run for ready, failed, died, restarted, wedged, stopping, ended, with FIRSTLIGHT_EVENT, _NAME and _DATA (JSON).
     before_restart: argv that allows a restart by exit 0 (a diagnosis, for example). tee: the log also on the supervisor's stdout.
+    head_start: files that are read into the page cache while the engine imports.
     on_supervisor_death: `stop` (the engine gets its stop signal from the kernel) or `keep` (the next command adopts it).
     """
 
@@ -56,6 +58,7 @@ class Options(Struct, frozen=True, kw_only=True):
     log_max_bytes: int = 256 << 20
     log_keep: int = 3
     tee: bool = False
+    head_start: HeadStart | None = None
 
 
 class SupervisorEvent(Struct, frozen=True, kw_only=True):

@@ -1,5 +1,6 @@
 """When a checkpoint's embedded FP8 KV cache must be taken out, and which JSON keys that means."""
 
+from firstlight.catalog.backends import attention_layers, choose, lookup
 from firstlight.core.checkpoint import Checkpoint
 from firstlight.core.machine import EngineInstall, Machine
 from firstlight.core.plan import Candidate, JsonPatch, OverlaySpec
@@ -19,37 +20,28 @@ def overlay_for(checkpoint: Checkpoint, candidate: Candidate, machine: Machine, 
     embedded = checkpoint.kv_cache_quantization
     if embedded is None or not embedded.sources or _pinned_to_embedded(candidate):
         return None
-    why = no_backend(checkpoint, machine, install)
+    why = no_backend(checkpoint, machine, install, embedded.dtype)
     if why is None:
         return None
     because = f"the checkpoint embeds a KV cache of {embedded.dtype}, and {why}"
     return OverlaySpec(patches=[_removal(source, because) for source in embedded.sources], because=because)
 
 
-def no_backend(checkpoint: Checkpoint, machine: Machine, install: EngineInstall | None) -> str | None:
-    """Why this build has no attention backend with FP8 KV here, as a clause; None where it has one or nothing is known.
+def no_backend(checkpoint: Checkpoint, machine: Machine, install: EngineInstall | None, dtype: str) -> str | None:
+    """Why this build has no attention backend for a KV cache of `dtype` here, as a clause; None where it has one or nothing is known.
 
-    Source: vLLM's own selector, run for each release (CPU: the MLA decode kernel takes the query's dtype only).
+    GPUs: the table of what each release's own selector answers. CPU: the MLA decode kernel takes the query's dtype only.
     """
     version = install.version if install else None
     named = f"vLLM {version}" if version else "vLLM"
     if _on_cpu(machine, install):
         return f"{named} on CPU has no MLA attention with FP8 KV" if _is_mla(checkpoint) else None
-    sms = sorted({a.sm for a in machine.accelerators if a.sm is not None})
-    if not sms or not _is_mla(checkpoint) or version is None:
-        return None
-    missing = [sm for sm in sms if not _mla_fp8(version, sm)]
-    return f"{named} has no MLA backend with FP8 KV for compute capability {missing[0] / 10:.1f}" if missing else None
-
-
-def _mla_fp8(version: str, sm: int) -> bool:
-    """TRITON_MLA reads FP8 KV from 0.18 on; before, only Hopper and data-center Blackwell backends do."""
-    return _release(version) >= (0, 18) or sm in (90, 100, 103)
-
-
-def _release(version: str) -> tuple[int, ...]:
-    digits = [part for part in version.split("+")[0].split(".")[:2] if part.isdigit()]
-    return tuple(map(int, digits))
+    for sm in sorted({a.sm for a in machine.accelerators if a.sm is not None}):
+        for layer in attention_layers(checkpoint):
+            cell = lookup(version, sm, layer, dtype)
+            if cell is not None and cell.chosen is None and choose(version, sm, layer) is not None:
+                return f"{named} has no attention backend with it for {layer} on compute capability {sm / 10:.1f}"
+    return None
 
 
 def _on_cpu(machine: Machine, install: EngineInstall | None) -> bool:

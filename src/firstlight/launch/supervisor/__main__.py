@@ -8,6 +8,7 @@ import os
 import sys
 from collections.abc import Sequence
 
+from . import readahead
 from .engine import StartError, become_subreaper
 from .leftover import find, find_all, sweep_now
 from .records import read_json
@@ -35,6 +36,8 @@ def main(argv: Sequence[str]) -> int:
         result = find(argv[1]) if argv[0] == "find" else sweep_now(argv[1])
         print(json.dumps(result))
         return 0
+    if len(argv) == 2 and argv[0] == "read-ahead":
+        return readahead.main(argv[1])
     if list(argv) == ["find-all"]:
         print(json.dumps(find_all()))
         return 0

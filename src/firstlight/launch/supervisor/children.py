@@ -35,6 +35,10 @@ class Children:
             if pid in self._status and (os.WIFEXITED(status) or os.WIFSIGNALED(status)):
                 self._status[pid] = os.waitstatus_to_exitcode(status)
 
+    def status(self, pid: int) -> int | None:
+        """Its exit status; None while it runs."""
+        return self._status.get(pid, 0)
+
     def spawn(self, argv: Sequence[str], env: Mapping[str, str], *, stdout: int = subprocess.DEVNULL) -> int | None:
         """A session of its own and without the run's marker, so that ending the run does not end it. None: not startable."""
         inherited = {k: v for k, v in os.environ.items() if k != MARKER}

@@ -14,6 +14,7 @@ from . import procfs
 from .members import Claim, Member, members, remove_cgroup
 
 Wait = Generator[float, None, None]
+GPU_QUERY = ["nvidia-smi", "--query-gpu=index,memory.used", "--format=csv,noheader,nounits"]
 _HELPERS = ("resource_tracker", "forkserver")
 
 
@@ -98,11 +99,13 @@ def gpu_memory() -> dict[str, int] | None:
     """GPU index -> MiB in use as the driver says; None without nvidia-smi."""
     if shutil.which("nvidia-smi") is None:
         return None
-    query = ["nvidia-smi", "--query-gpu=index,memory.used", "--format=csv,noheader,nounits"]
     try:
-        text = subprocess.run(query, capture_output=True, text=True, timeout=10, stdin=subprocess.DEVNULL).stdout
+        return read_gpu_memory(subprocess.run(GPU_QUERY, capture_output=True, text=True, timeout=10, stdin=subprocess.DEVNULL).stdout)
     except (OSError, subprocess.SubprocessError):
         return None
+
+
+def read_gpu_memory(text: str) -> dict[str, int]:
     rows = [line.split(",") for line in text.splitlines() if line.count(",") == 1]
     return {index.strip(): int(used) for index, used in rows if used.strip().isdigit()}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import selectors
 import shutil
@@ -9,9 +10,9 @@ import time
 from typing import TYPE_CHECKING
 
 from . import procfs
-from .ending import gpu_memory
+from .ending import GPU_QUERY, read_gpu_memory
 from .loop import Task
-from .members import Member, cgroup_pids, members
+from .members import HOOK, Member, cgroup_pids, members
 
 if TYPE_CHECKING:
     from .supervisor import Supervisor
@@ -27,17 +28,33 @@ class Keeper:
         self._s = supervisor
         self.shared_memory: set[str] = set()
         self.gpu: dict[str, int] | None = None
+        self._gpu_query: int | None = None
         self._members: dict[int, tuple[int, float, str]] = {}
         self._ticks: dict[int, int] = {}
         self._files: dict[str, tuple[float, bytes]] = {}
 
     def task(self) -> Task:
-        self.gpu = gpu_memory() if shutil.which("nvidia-smi") else None
+        self._ask_gpus()
         while True:
             yield 1.0 if self._s.ready_seconds is None else 5.0
+            self._hear_gpus()
             self.look()
             self._keep_folder()
             self._s.events.flush()
+
+    def _ask_gpus(self) -> None:
+        """What the GPUs held before, beside the engine's first seconds of importing; the driver may take a second to answer."""
+        if shutil.which("nvidia-smi") is None:
+            return
+        output = os.open(os.path.join(self._s.runtime, "gpu.txt"), os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        self._gpu_query = self._s.children.spawn(GPU_QUERY, {HOOK: self._s.run_id}, stdout=output)
+        os.close(output)
+
+    def _hear_gpus(self) -> None:
+        if self._gpu_query is not None and self._s.children.status(self._gpu_query) is not None:
+            self._gpu_query = None
+            with contextlib.suppress(OSError), open(os.path.join(self._s.runtime, "gpu.txt")) as file:
+                self.gpu = read_gpu_memory(file.read())
 
     def watch(self, pid: int) -> None:
         """Notices the end of a process that is not our child (an adopted engine, a worker) by its pidfd."""

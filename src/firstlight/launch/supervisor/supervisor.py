@@ -14,6 +14,7 @@ from . import procfs
 from .children import Children
 from .control import Client, Control
 from .ending import proof, send, sweep, wake
+from .headstart import HeadStart
 from .health import Health
 from .keeping import Keeper
 from .logfile import EngineLog
@@ -42,6 +43,7 @@ class Supervisor:
         self.log = self._make_log()
         self.health = Health(self)
         self.keeper = Keeper(self)
+        self.head_start = HeadStart(self)
         self.engine: engines.Engine | None = None
         self.state = "starting"
         self.reason: str | None = None
@@ -133,6 +135,8 @@ class Supervisor:
         self.enter("starting")
         self.event("engine-adopted" if adopted else "engine-started", {"pid": engine.pid, "log_offset": self.log.bytes})
         self.loop.start("health", self.health.task())
+        if self.restarts == 0 and not adopted:
+            self.head_start.begin()
 
     def _start(self) -> engines.Engine:
         port = int(self.spec.get("port") or 0)
@@ -212,6 +216,7 @@ class Supervisor:
         self.health.expire(time.monotonic())
 
     def note_ready(self) -> None:
+        self.head_start.end()
         self.ready_seconds = round(time.monotonic() - self._engine_started, 3)
         self.enter("ready")
         self.event("ready", {"seconds": self.ready_seconds, "port": self.spec.get("port")})
@@ -221,6 +226,7 @@ class Supervisor:
         assert self.engine is not None
         self._read_output(final=True)
         self.health.cancel()
+        self.head_start.end()
         self.loop.cancel("health")
         self._note_exit(returncode)
         self.loop.hurry()
@@ -298,6 +304,7 @@ class Supervisor:
         self.event("stopping", {"grace_seconds": seconds, "request": self._stop_requests})
         self.loop.cancel("health")
         self.health.cancel()
+        self.head_start.end()
         self.loop.start("end", self._stop(seconds, again))
 
     def _stop(self, grace: float, again: bool) -> Task:

@@ -1,0 +1,77 @@
+"""`firstlight cache`: what engines have compiled, where it is, how large it is, and what may go."""
+
+import time
+
+import click
+
+from firstlight.app.output import emit_rows, glyphs, output_option, say
+
+
+@click.group("cache", short_help="compile caches: sizes and pruning")
+def command() -> None:
+    """Compile, autotune and kernel caches, one place per engine build and GPU; overlays of checkpoints."""
+
+
+@command.command("list")
+@click.option("--host", "host_name", default="local", show_default=True, help="local or ssh://[user@]host[:port].")
+@output_option
+def list_(host_name: str, output: str) -> int:
+    """Every cache with its size, largest first, and the overlays."""
+    from firstlight.app.places import cache_folder
+    from firstlight.core.units import format_bytes
+    from firstlight.launch.caches import list_caches
+    from firstlight.launch.overlay import list_overlays
+    from firstlight.probe.hosts import open_host
+
+    host = open_host(host_name)
+    caches = list_caches(host, root=str(cache_folder() / "compile"))
+    overlays = list_overlays(host, str(cache_folder() / "overlays"))
+
+    def human() -> None:
+        for cache in caches:
+            click.echo(f"{format_bytes(cache.bytes):>12}  {cache.build}, {cache.gpu}  {_age(cache.used)}")
+            for part, size in sorted(cache.parts.items(), key=lambda p: -p[1]):
+                click.echo(f"{format_bytes(size):>16}  {part}")
+            click.echo(f"{'':12}  {cache.path}")
+        for overlay in overlays:
+            click.echo(f"{'overlay':>12}  {overlay.checkpoint}\n{'':12}  {overlay.because}\n{'':12}  {overlay.path}")
+        if not caches and not overlays:
+            say("no caches yet: the first start of an engine makes one")
+
+    emit_rows("Cache", caches, output, human)
+    return 0
+
+
+@command.command("prune")
+@click.argument("paths", nargs=-1)
+@click.option("--older-than", "days", type=float, help="Caches that no start has used for that many days.")
+@click.option("--all", "every", is_flag=True, help="Every cache.")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option("--host", "host_name", default="local", show_default=True, help="local or ssh://[user@]host[:port].")
+@output_option
+def prune_(paths: tuple[str, ...], days: float | None, every: bool, yes: bool, host_name: str, output: str) -> int:
+    """Removes caches by PATH, by age, or all of them. The next start compiles again."""
+    from firstlight.app.consent import Consent
+    from firstlight.app.places import cache_folder
+    from firstlight.core.errors import UsageError
+    from firstlight.core.units import format_bytes
+    from firstlight.launch.caches import list_caches, prune, stale
+    from firstlight.probe.hosts import open_host
+
+    if not paths and days is None and not every:
+        raise UsageError("which-caches", "nothing says what may go", hint="name a path, or say --older-than DAYS or --all")
+    host, root = open_host(host_name), str(cache_folder() / "compile")
+    known = list_caches(host, root=root)
+    wanted = frozenset(paths) | frozenset(c.path for c in known if every or (days is not None and stale(c, days)))
+    chosen = [c for c in known if c.path in wanted]
+    size = format_bytes(sum(c.bytes or 0 for c in chosen))
+    if wanted:
+        Consent(yes=yes).require("prune", f"Remove {len(wanted)} caches, {size}?", evidence=tuple(sorted(wanted)))
+    removed = prune(host, root=root, paths=wanted)
+    mark = glyphs().ok
+    emit_rows("Cache", removed, output, lambda: click.echo("\n".join(f"{mark} removed {c.path}" for c in removed) or "nothing to remove"))
+    return 0
+
+
+def _age(used: float | None) -> str:
+    return "never used" if used is None else f"used {max(0.0, time.time() - used) / 86400:.1f} days ago"

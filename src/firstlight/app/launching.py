@@ -1,0 +1,95 @@
+"""What `firstlight launch` does: a launch that somebody else has decided on becomes a run like any other."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import click
+
+from firstlight.app.output import glyphs
+from firstlight.app.store import RunFolder, RunStore
+from firstlight.core.errors import EngineError, InputError, UsageError
+from firstlight.core.ids import slug
+from firstlight.core.run import TERMINAL, Endpoint, LaunchSpec, Run, RunState
+from firstlight.core.schema import decode
+from firstlight.core.units import format_seconds
+from firstlight.launch.client import Options, Restart, SupervisorClient, start
+from firstlight.probe.local import LocalHost
+
+
+def spec_from(file: str | None, argv: list[str], options: Mapping[str, Any]) -> LaunchSpec:
+    """The launch in the file, or the user's own command. Raises UsageError, InputError."""
+    if (file is None) == (not argv):
+        raise UsageError("launch-what", "name one launch", hint="give a launch.json, or your own command after `--`")
+    if file is not None:
+        try:
+            return decode(Path(file).read_bytes(), LaunchSpec, origin=file)
+        except OSError as e:
+            raise InputError("not-found", f"{file} cannot be read", evidence=(str(e.strerror),)) from None
+    if options.get("port") is None:
+        raise UsageError("port-missing", "the port that the command listens at is not known", hint="--port N, the same as the command's")
+    return LaunchSpec(
+        engine=Path(argv[0]).name,
+        argv=argv,
+        host=str(options["bind"]),
+        port=int(options["port"]),
+        health_path=str(options["health_path"]),
+        served_model_name=str(options.get("served_model_name") or ""),
+    )
+
+
+def begin(spec: LaunchSpec, options: Mapping[str, Any]) -> Run:
+    """Starts it in a run folder of its own. Raises UsageError `name-in-use`; EngineError when it fails before it is ready."""
+    name = slug(str(options.get("name") or spec.served_model_name or spec.engine))
+    store = RunStore()
+    with store.claim(name):
+        if active := [r for _, r in store.active(name) if r.state not in TERMINAL]:
+            known = (f"run {active[0].id} is {active[0].state}",)
+            raise UsageError("name-in-use", f"{name!r} runs already", evidence=known, hint="--name OTHER starts this one beside it")
+        folder = store.create(name=name, model=spec.model_path or spec.served_model_name or spec.engine, host="local")
+        folder.save(spec, "launch.json")
+        folder.save(spec, "attempts/1/launch.json")
+        folder.update(state=RunState.STARTING, engine=spec.engine, endpoint=_endpoint(spec))
+        client = start(LocalHost(), folder=str(folder.attempt), spec=spec, options=_supervision(options), run=folder.path.name)
+        status = client.status()
+        folder.update(supervisor=status.supervisor, engine_process=status.engine)
+        return _wait(folder, client) if options.get("wait") else folder.run
+
+
+def _endpoint(spec: LaunchSpec) -> Endpoint:
+    host = "127.0.0.1" if spec.host in ("0.0.0.0", "::", "") else spec.host
+    return Endpoint(base_url=f"http://{host}:{spec.port}/v1", model=spec.served_model_name, engine=spec.engine)
+
+
+def _supervision(options: Mapping[str, Any]) -> Options:
+    hook = options.get("on_event")
+    return Options(
+        restart=Restart(policy="on-failure" if options.get("restart") else "never"),
+        on_event=["/bin/sh", "-c", str(hook)] if hook else None,
+    )
+
+
+def _wait(folder: RunFolder, client: SupervisorClient) -> Run:
+    for event in client.events():
+        if event.kind == "ready":
+            return folder.update(state=RunState.READY, reason="not verified")
+        if event.kind in ("died", "failed"):
+            break
+    status = client.status()
+    folder.update(state=RunState.FAILED, reason=status.reason)
+    tail = folder.log.read_text(errors="replace").splitlines()[-8:] if folder.log.exists() else []
+    said = [str((client.exit() or {}).get("message"))] if (client.exit() or {}).get("message") else []
+    raise EngineError(
+        status.reason or "engine-failed",
+        f"{folder.run.name!r} ended before it was ready",
+        evidence=(*said, *tail),
+        hint=f"firstlight diagnose {folder.path.name}",
+    )
+
+
+def show(run: Run) -> None:
+    mark = glyphs().ok
+    endpoint = run.endpoint
+    took = format_seconds(run.updated - run.created)
+    click.echo(f"{mark} {run.name} is {run.state} after {took}: {endpoint.base_url if endpoint else 'no endpoint'}")
+    click.echo(f"  firstlight logs {run.name} -f    firstlight verify {run.name}    firstlight down {run.name}")
