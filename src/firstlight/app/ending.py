@@ -1,5 +1,6 @@
 """Ending a run: graceful, then not, then the proof that nothing is left."""
 
+import time
 from typing import Any
 
 from firstlight.app.reconcile import reconcile
@@ -9,6 +10,8 @@ from firstlight.core.run import TERMINAL, Run, RunState
 from firstlight.launch.client import SupervisorClient
 from firstlight.launch.ownership import find_processes
 from firstlight.probe.hosts import open_host
+
+SUPERVISOR_SECONDS = 5.0
 
 
 def end(folder: RunFolder, *, kill: bool = False) -> Run:
@@ -38,7 +41,18 @@ def _proof(client: SupervisorClient, kill: bool) -> dict[str, Any]:
     status = client.stop(grace_seconds=0 if kill else None)
     exit_record = client.exit() or status.exit or {}
     found = exit_record.get("proof")
-    return found if isinstance(found, dict) else client.sweep()
+    proof = found if isinstance(found, dict) else client.sweep()
+    return proof if _supervisor_ended(client) else {**proof, "clean": False, "supervisor": "does not end"}
+
+
+def _supervisor_ended(client: SupervisorClient) -> bool:
+    """The supervisor answers before it is gone itself: it is waited for."""
+    deadline = time.monotonic() + SUPERVISOR_SECONDS
+    while find_processes(client.host, client.folder).supervised:
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.02)
+    return True
 
 
 def describe(proof: dict[str, Any]) -> list[str]:

@@ -114,12 +114,14 @@ def _supervisor(session: Session) -> SupervisorClient:
 
 async def _stay(session: Session) -> None:
     """`--foreground`: until the engine is over (exit 5) or this process is told to end, which stops it."""
-    from firstlight.app.stages.watching import failed, supervisor_events
+    from firstlight.app.stages.watching import failed, supervisor_events, supervisor_gone
 
     queue = supervisor_events(session)
     try:
         while True:
             event = await queue.get()
+            if event is None:
+                raise supervisor_gone(session)
             if event.kind == "failed":
                 raise await failed(session, event.data)
             if event.kind == "ended":

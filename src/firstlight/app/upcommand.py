@@ -73,7 +73,7 @@ def _intent(options: dict[str, Any], intent: Intent) -> Intent:
         model=_absolute(intent.model),
         name=options["name"],
         host=options["host"],
-        engine_python=options["engine_python"],
+        engine_python=options["engine_python"] and _absolute(options["engine_python"]),
         bind=options["bind"],
         port=options["port"],
         api_key_file=key_file and os.path.abspath(key_file),

@@ -124,7 +124,8 @@ def served_name(session: Session) -> str:
 def free_port(session: Session) -> int:
     """The first port from 8000 on that nothing on the host listens at and no run of ours has claimed."""
     taken = set(session.machine.ports_in_use if session.machine else [])
-    taken |= {urlsplit(r.endpoint.base_url).port or 0 for _, r in session.store.scan()[0] if r.endpoint and r.state not in TERMINAL}
+    others = [r for f, r in session.store.scan()[0] if session.folder is None or f.path != session.folder.path]
+    taken |= {urlsplit(r.endpoint.base_url).port or 0 for r in others if r.endpoint and r.state not in TERMINAL}
     return next(p for p in range(FIRST_PORT, 65536) if p not in taken)
 
 

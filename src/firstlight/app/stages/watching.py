@@ -66,11 +66,11 @@ async def watch(session: Session, *, from_byte: int = 0) -> str:
         try:
             event = await asyncio.wait_for(queue.get(), LOOK_SECONDS)
         except TimeoutError:
-            event = None
-        over = event is None or event.kind in ("ready", "died", "ended", "failed")
-        await _read_log(session, tail, log, drain=event is not None and over)
-        if event is None:
+            await _read_log(session, tail, log)
             continue
+        await _read_log(session, tail, log, drain=True)
+        if event is None:
+            raise supervisor_gone(session)
         if event.kind == "ready":
             return _ready(session, event.data)
         if event.kind in ("died", "ended", "failed"):
@@ -78,18 +78,33 @@ async def watch(session: Session, *, from_byte: int = 0) -> str:
 
 
 def supervisor_events(session: Session, from_byte: int = 0) -> "asyncio.Queue[Any]":
-    """The supervisor's events as a queue; the reading thread ends with the supervisor."""
+    """The supervisor's events as a queue, None when the supervisor is gone."""
     loop, queue = asyncio.get_running_loop(), asyncio.Queue[Any]()
 
     def read() -> None:
-        for event in session.supervisor.events(from_byte):
-            loop.call_soon_threadsafe(queue.put_nowait, event)
+        try:
+            for event in session.supervisor.events(from_byte):
+                loop.call_soon_threadsafe(queue.put_nowait, event)
+            loop.call_soon_threadsafe(queue.put_nowait, None)
+        except RuntimeError:
+            return  # the loop is closed: nobody waits any more
 
     threading.Thread(target=read, name="supervisor-events", daemon=True).start()
     return queue
 
 
-async def _read_log(session: Session, tail: LogTail, log: Any, *, drain: bool) -> None:
+def supervisor_gone(session: Session) -> EngineError:
+    """Somebody ended the supervisor: its engine is ended with it, by the kernel or by the sweep that follows."""
+    record = session.folder.attempt / "supervisor.log" if session.folder else ""
+    return EngineError(
+        "supervisor-killed",
+        "the supervisor of this run is gone",
+        evidence=(f"its own output: {record}",),
+        hint=f"firstlight up {session.intent.model}",
+    )
+
+
+async def _read_log(session: Session, tail: LogTail, log: Any, *, drain: bool = False) -> None:
     while data := await asyncio.to_thread(tail.read):
         for event in log.feed(data, time.time()):
             _tell(session, event)

@@ -1,0 +1,5 @@
+"""`python -m firstlight`."""
+
+from firstlight.app.main import main
+
+main()
