@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import inspect
 import re
 from typing import Any
 
@@ -10,32 +12,64 @@ from .choices import kernel_of
 
 def additions(model: Any) -> list[dict[str, Any]]:
     """Rules that apply to this model: {rule, sizes in bytes, because}."""
-    found = [rule(model) for rule in (mla_absorbed, mxfp4_padding, nvfp4_scale_padding)]
+    found = [rule(model) for rule in (mla_absorbed, mxfp4_triton, nvfp4_scale_padding)]
     return [rule for rule in found if rule is not None and any(rule["sizes"])]
 
 
 def mla_absorbed(model: Any) -> dict[str, Any] | None:
-    """MLA keeps kv_b_proj and adds two bf16 copies of it for decoding: W_UV and W_UK_T."""
+    """MLA keeps kv_b_proj and adds two bf16 copies of it for decoding: W_UV and W_UK_T. Releases differ in who holds the shape."""
     sizes: list[int] = []
     for module in model.modules():
-        if all(hasattr(module, a) for a in ("kv_lora_rank", "qk_nope_head_dim", "v_head_dim", "num_heads", "kv_b_proj", "impl")):
-            sizes += [module.num_heads * module.kv_lora_rank * width * 2 for width in (module.v_head_dim, module.qk_nope_head_dim)]
+        impl = getattr(module, "impl", None)
+        if impl is None or not hasattr(impl, "kv_lora_rank"):
+            continue
+        for width in (impl.v_head_dim, impl.qk_nope_head_dim):
+            sizes.append(module.num_heads * impl.kv_lora_rank * width * 2)
     return _rule("mla-absorbed", sizes, "W_UV and W_UK_T, bf16 copies of kv_b_proj for decoding, made after loading")
 
 
-def mxfp4_padding(model: Any) -> dict[str, Any] | None:
-    """Triton's swizzled MXFP4 layout rounds both dimensions of an expert's matrices up to 256; others pad when the tensors are made."""
+def mxfp4_triton(model: Any) -> dict[str, Any] | None:
+    """Triton's MXFP4 kernels take swizzled scales and fp32 biases; early releases keep the scales as loaded beside them.
+
+    Checked on gpt-oss-120b, 0.14.1, H100: the three terms are the 3.54 GiB between the tensors as made and what was reported.
+    """
     sizes: list[int] = []
     for module in model.modules():
         method = getattr(module, "quant_method", None)
         if not re.search("mxfp4", type(method).__name__, re.I) or "TRITON" not in (kernel_of(method) or "").upper():
             continue
-        for name in ("w13_weight", "w2_weight"):
-            weight = getattr(module, name, None)
-            if weight is not None and weight.dim() == 3:
-                experts, rows, packed = weight.shape
-                sizes.append(experts * (_up(rows, 256) * _up(packed * 2, 256) // 2 - rows * packed))
-    return _rule("mxfp4-triton-swizzle", sizes, "Triton's MXFP4 layout pads rows and columns to 256")
+        keeps = not _drops_old_scales(method)
+        for name in ("w13", "w2"):
+            sizes += _mxfp4_sizes(module, name, keeps)
+    return _rule("mxfp4-triton", sizes, "swizzled scales (rows in tiles of 256 on SM90) and fp32 biases of Triton's MXFP4 kernels")
+
+
+def _mxfp4_sizes(module: Any, name: str, keeps: bool) -> list[int]:
+    import torch
+
+    scale, weight, bias = (getattr(module, f"{name}_{part}", None) for part in ("weight_scale", "weight", "bias"))
+    sizes = []
+    if scale is not None and scale.dim() == 3:
+        experts, rows, groups = scale.shape
+        blackwell = torch.cuda.get_device_capability()[0] >= 10
+        swizzled = experts * (_up(rows, 128) * _up(groups, 8) if blackwell else _up(rows, 256) * _up(groups, 2))
+        sizes.append(swizzled if keeps else swizzled - scale.numel())
+        if blackwell and weight is not None:
+            sizes.append(experts * rows * (_up(weight.shape[-1], 128) - weight.shape[-1]))
+    if bias is not None and bias.element_size() == 2:
+        sizes.append(bias.numel() * 2)
+    return sizes
+
+
+def _drops_old_scales(method: Any) -> bool:
+    """Whether this release frees the scales as loaded, read in its source: it changed without a sign that could be asked for."""
+    for place in ("vllm.model_executor.layers.fused_moe.oracle.mxfp4", type(method).__module__):
+        try:
+            if "del layer.w13_weight_scale" in inspect.getsource(importlib.import_module(place)):
+                return True
+        except (ImportError, OSError):
+            continue
+    return False
 
 
 def nvfp4_scale_padding(model: Any) -> dict[str, Any] | None:

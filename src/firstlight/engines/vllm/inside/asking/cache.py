@@ -111,7 +111,14 @@ def _settle_layout(config: Any, found: list[dict[str, Any]]) -> None:
 
 
 def _find(name: str, *places: str) -> Any:
+    """The function in the first of these modules that has it; a module that fails to import is an error, not an absence."""
     for place in places:
-        with contextlib.suppress(ImportError, AttributeError):
-            return getattr(importlib.import_module(place), name)
+        try:
+            module = importlib.import_module(place)
+        except ModuleNotFoundError as e:
+            if e.name is None or not place.startswith(e.name):
+                raise
+            continue
+        if hasattr(module, name):
+            return getattr(module, name)
     return None

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import resource
 import signal
 import sys
@@ -54,6 +55,8 @@ def main() -> None:
 
 def answer_to(request: dict[str, Any], answer: dict[str, Any]) -> None:
     os.environ.update(QUIET)
+    if request.get("cache_root"):  # releases write notes about models there, and misread each other's
+        os.environ["VLLM_CACHE_ROOT"] = request["cache_root"]
     answer["phase"] = "import"
     platform = prepare(request)
     answer["version"] = _version()
@@ -79,7 +82,7 @@ def prepare(request: dict[str, Any]) -> Any:
         return None
     spoof.Gpu.sm = (gpu["sm"] // 10, gpu["sm"] % 10)
     spoof.Gpu.count, spoof.Gpu.memory, spoof.Gpu.name = gpu["count"], gpu["memory"], gpu["name"]
-    stubs.install(request.get("extensions", []), request.get("packages", stubs.KERNEL_PACKAGES))
+    stubs.install(request.get("extensions", []), request.get("packages", stubs.KERNEL_PACKAGES), request.get("required", []))
     spoof.spoof_torch()
     return spoof.spoof_platform(source)
 
@@ -107,12 +110,13 @@ def _limit(request: dict[str, Any]) -> None:
 
 
 def _error(error: BaseException) -> dict[str, Any]:
-    """The exception as the engine raised it, its first cause, and where: the last frames, innermost last."""
+    """The exception as the engine raised it, its first cause, and where in its own code, innermost last."""
     import traceback
 
-    frames = traceback.extract_tb(error.__traceback__)[-4:]
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if "/vllm/" in f.filename or "/asking/" in f.filename][-5:]
+    places = [(re.sub(r"^.*/(?=vllm/|asking/)", "", f.filename), f.lineno, f.name) for f in frames]
     return {
         "type": type(error).__name__,
         "message": str(error),
-        "frames": [f"{f.filename.rsplit('/vllm/', 1)[-1]}:{f.lineno} {f.name}" for f in frames],
+        "frames": [f"{file}:{line} {name}" for file, line, name in places],
     }

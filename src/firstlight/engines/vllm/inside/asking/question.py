@@ -14,11 +14,11 @@ def ask(request: dict[str, Any], platform: Any, answer: dict[str, Any]) -> None:
     began = time.monotonic()
     platform = platform or type(importlib.import_module("vllm.platforms").current_platform)
     watch = choices.Watch(platform)
+    rank.prepare_engine()
     answer["phase"] = "config"
     config, unknown = settings.engine_config(request["model"], request.get("args", []))
     answer["config"], answer["unknown_flags"] = settings.resolved(config), unknown
     answer["seconds_config"] = round(time.monotonic() - began, 2)
-    rank.prepare_engine(config.parallel_config.world_size)
     answer["ranks"], found = [], []
     for number in request.get("ranks") or [0]:
         answer["phase"] = "model"

@@ -57,8 +57,9 @@ def fake_world(size: int, rank: int) -> None:
     dist.init_process_group(backend="fake", store=FakeStore(), rank=rank, world_size=size)
 
 
-def prepare_engine(world: int) -> None:
-    """Once per process, after the engine was imported: its groups use the fake backend and start no communication threads."""
+def prepare_engine() -> None:
+    """Once per process, after the engine was imported: its groups use the fake backend and start no communication threads,
+    and it looks at model classes in this process (a child would find the environment's own release)."""
     import torch
     import torch.distributed as dist
 
@@ -70,7 +71,7 @@ def prepare_engine(world: int) -> None:
 
     dist.new_group = group
     state: Any = importlib.import_module("vllm.distributed.parallel_state")
-    state.in_the_same_node_as = lambda *args, **kwargs: [True] * world
+    state.in_the_same_node_as = lambda group, *args, **kwargs: [True] * dist.get_world_size()
     _quiet_groups(state.GroupCoordinator)
     registry: Any = importlib.import_module("vllm.model_executor.models.registry")
     registry._run_in_subprocess = lambda function: function()

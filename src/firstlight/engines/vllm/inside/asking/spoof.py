@@ -131,12 +131,15 @@ def spoof_torch() -> None:
 
 
 def _before_spoofing() -> None:
-    """Modules that look at the device when they are imported; they must see this machine as it is."""
+    """Modules that look at the device when they are imported must see this machine as it is; and `with torch.device(...)`
+    remembers the factories by identity, so it must do so before they are wrapped."""
     for name in ("torch._dynamo", "torch._inductor.utils", "torch._inductor.compile_fx"):
         try:
             importlib.import_module(name)
         except Exception:
             continue
+    devices: Any = importlib.import_module("torch.utils._device")
+    devices._device_constructors()
 
 
 def _on_meta(factory: Callable[..., Any]) -> Callable[..., Any]:

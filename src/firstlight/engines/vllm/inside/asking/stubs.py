@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib.abc
 import importlib.machinery
+import importlib.util
 import re
 import sys
 import types
@@ -44,6 +45,10 @@ KERNEL_PACKAGES = frozenset(
         "xgrammar",
     ]
 )
+
+
+# transformers asks for these itself and takes a stub for the real thing; the engine runs without them.
+OPTIONAL = frozenset({"vllm", "torchvision", "torchaudio", "torchcodec"})
 
 
 class Inert:
@@ -125,7 +130,8 @@ def module_of(extension: str) -> str:
     return re.sub(r"(\.abi3|\.cpython[^/]*)?\.so$", "", extension).replace("/", ".")
 
 
-def install(extensions: Iterable[str], packages: Iterable[str]) -> StubFinder:
-    finder = StubFinder((module_of(e) for e in extensions), packages)
-    sys.meta_path.insert(0, finder)
-    return finder
+def install(extensions: Iterable[str], packages: Iterable[str], required: Iterable[str]) -> None:
+    """required: distributions that the wheel asks for. Where this environment lacks one, it is stubbed after all else failed."""
+    sys.meta_path.insert(0, StubFinder((module_of(e) for e in extensions), packages))
+    names = {name.lower().replace("-", "_") for name in required} - OPTIONAL
+    sys.meta_path.append(StubFinder((), (name for name in names if importlib.util.find_spec(name) is None)))
