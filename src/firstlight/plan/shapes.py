@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 from firstlight.core.checkpoint import Checkpoint, QuantSpec, TensorGroup
+from firstlight.plan.ignored import as_built
 
 _FP8_BLOCK = 128
 
@@ -25,8 +26,8 @@ class Linear(NamedTuple):
 
 
 def groups_of(checkpoint: Checkpoint) -> list[TensorGroup]:
-    """The checkpoint's own groups, or those its config implies. Empty: the architecture is not known here."""
-    return checkpoint.tensor_groups or groups_from_config(checkpoint)
+    """The checkpoint's own groups, or those its config implies, as the engine builds them. Empty: the architecture is not known here."""
+    return as_built(checkpoint, checkpoint.tensor_groups or groups_from_config(checkpoint))
 
 
 def groups_from_config(checkpoint: Checkpoint) -> list[TensorGroup]:
@@ -284,22 +285,14 @@ def _by_ignore(linear: Linear, numbers: list[int], quant: QuantSpec | None) -> t
     """(layers left in bf16, layers quantized)."""
     if quant is None:
         return numbers, []
-    matches = [_matcher(p, substring=quant.method.startswith("modelopt")) for p in quant.ignore]
-    base = f"model.layers.{{}}.{_fused(linear.module.replace('{expert}', '0'))}"
+    matches = [_matcher(p) for p in quant.ignore]
+    base = f"model.layers.{{}}.{linear.module.replace('{expert}', '0')}"
     plain = [n for n in numbers if any(m(base.format(n)) for m in matches)]
     return plain, sorted(set(numbers) - set(plain))
 
 
-def _fused(module: str) -> str:
-    """The engine asks its ignore list about the fused module, not the stored one."""
-    return re.sub(r"\b(gate|up)_proj$", "gate_up_proj", re.sub(r"\b[qkv]_proj$", "qkv_proj", module))
-
-
-def _matcher(pattern: str, *, substring: bool) -> Callable[[str], bool]:
-    """One entry of an ignore list: `re:` expressions, globs, names, prefixes and last parts; the language model's own prefix is optional.
-
-    substring: ModelOpt's reader also takes a name that merely contains the entry: `mlp.gate` catches `mlp.gate_up_proj`.
-    """
+def _matcher(pattern: str) -> Callable[[str], bool]:
+    """One entry of an ignore list: `re:` expressions, globs, names, prefixes and last parts; the language model's prefix is optional."""
     if pattern.startswith("re:"):
         expression = re.compile(pattern[3:])
         return lambda name: bool(expression.match(name))
@@ -307,8 +300,6 @@ def _matcher(pattern: str, *, substring: bool) -> Callable[[str], bool]:
     bare = bare if bare.startswith("model.") or not bare.startswith("layers.") else f"model.{bare}"
     if "*" in bare:
         return lambda name: fnmatch.fnmatchcase(name, bare)
-    if substring:
-        return lambda name: bare in name
     ends = "." + bare
     return lambda name: name == bare or name.startswith(bare + ".") or name.endswith(ends)
 

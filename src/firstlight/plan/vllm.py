@@ -6,6 +6,7 @@ from msgspec import Struct
 from firstlight.core.answer import EngineAnswer, RehearsalReport
 from firstlight.core.checkpoint import Checkpoint
 from firstlight.core.findings import blockers
+from firstlight.core.intent import Pins
 from firstlight.core.machine import EngineInstall, Machine
 from firstlight.core.plan import Candidate, EngineRef, PlanSet, Rejected
 from firstlight.core.units import gib
@@ -111,9 +112,9 @@ def _answer(s: Situation, found: Found) -> PlanSet:
     blocked = blockers_of(s, bool(kept or failed), found.rejected)
     findings = [*blocked, *findings_of(s, kept[0] if kept else None)]
     alternatives = [o.candidate for o in kept[1 : 1 + ALTERNATIVES]]
-    if blocked:
-        alternatives = _instead(s)
-    elif not kept:
+    if blocked or not kept:
+        alternatives = _instead(s, kv_dtype=any(f.code == "attn-backend-unsupported-kv-dtype" for f in blocked))
+    if not blocked and not kept:
         findings.append(does_not_fit(s, failed))
     best = kept[0].candidate if kept else failed[0].candidate if failed else _pinned_anyway(s)
     if kept:
@@ -130,20 +131,24 @@ def _answer(s: Situation, found: Found) -> PlanSet:
     )
 
 
-def _instead(s: Situation) -> list[Candidate]:
-    """For a pinned layout that cannot be: what could be, with everything else as it was asked."""
-    if not layout_pinned(s):
+def _instead(s: Situation, *, kv_dtype: bool) -> list[Candidate]:
+    """What could be, with everything else as it was asked: another KV dtype, or another layout than the pinned one."""
+    pins = msgspec.structs.replace(s.wish.pins, kv_cache_dtype=None) if kv_dtype else _unpinned(s.wish.pins)
+    if pins == s.wish.pins:
         return []
-    pins = msgspec.structs.replace(
-        s.wish.pins,
+    free = msgspec.structs.replace(s, wish=msgspec.structs.replace(s.wish, pins=pins))
+    return [o.candidate for o in search(free).fitting[:ALTERNATIVES]]
+
+
+def _unpinned(pins: Pins) -> Pins:
+    return msgspec.structs.replace(
+        pins,
         tensor_parallel_size=None,
         pipeline_parallel_size=None,
         data_parallel_size=None,
         enable_expert_parallel=None,
         decode_context_parallel_size=None,
     )
-    free = msgspec.structs.replace(s, wish=msgspec.structs.replace(s.wish, pins=pins))
-    return [o.candidate for o in search(free).fitting[:ALTERNATIVES]]
 
 
 def _pinned_anyway(s: Situation) -> Candidate | None:

@@ -1,0 +1,34 @@
+"""`firstlight plan MODEL`: memory, context and layout, computed in under a second."""
+
+from typing import Any
+
+import click
+
+from firstlight.app.output import emit, output_option
+from firstlight.app.plan_options import planning_of, planning_options
+from firstlight.core.errors import Exit
+
+EXITS = {"fits": Exit.OK, "does-not-fit": Exit.NOTHING_FEASIBLE, "blocked": Exit.PREFLIGHT_BLOCKED}
+
+
+@click.command(short_help="memory, context and layout, computed")
+@click.argument("model", required=False)
+@click.option("--save", "save_to", metavar="FILE", help="Write the plan for `firstlight apply`.")
+@click.option("--all", "show_all", is_flag=True, help="Show every rejected layout.")
+@planning_options
+@output_option
+def command(model: str | None, save_to: str | None, show_all: bool, output: str, **options: Any) -> int:
+    """What fits where, from headers or a config alone, for this machine or one that is not there.
+
+    Exit 0: fits. 3: nothing fits. 4: what was pinned cannot run.
+    """
+    from firstlight.app.planning import compute, look, save
+    from firstlight.app.render_plan import show_plan
+
+    planning = planning_of(options, model=model)
+    looked = look(planning)
+    found = compute(planning, looked)
+    emit(found, output, lambda: show_plan(found, looked, planning, show_all=show_all))
+    if save_to:
+        save(planning, looked, found, save_to)
+    return EXITS[found.verdict]
