@@ -51,3 +51,15 @@ def read_progress(folder: Path) -> FetchProgress | None:
         return msgspec.json.decode((folder / "progress.json").read_bytes(), type=FetchProgress)
     except (OSError, msgspec.DecodeError):
         return None
+
+
+def is_busy(folder: Path) -> bool:
+    """Whether somebody fetches into the folder whose `.firstlight` this is."""
+    try:
+        fd = os.open(folder / "lock", os.O_RDWR | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        return not _try_lock(fd)
+    finally:
+        os.close(fd)

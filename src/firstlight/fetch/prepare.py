@@ -5,6 +5,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -24,7 +25,7 @@ from firstlight.fetch.target import CacheTarget, PlainTarget, Target, is_here
 from firstlight.fetch.wire import Wire
 
 T = TypeVar("T")
-LISTING_PATIENCE = 60.0
+LISTING_PATIENCE, WITH_A_COPY = 60.0, 10.0
 Say = Callable[[str | None], None]
 
 
@@ -66,7 +67,8 @@ def cache_root(env: Mapping[str, str]) -> Path:
 def prepare(ref: str, options: Options, wire: Wire, env: Mapping[str, str], *, stop: threading.Event, say: Say = lambda _: None) -> Work:
     """Raises FirstlightError. Touches no file."""
     source = find_source(ref)
-    listing, findings = _listing(source, ref, wire, env, stop, say)
+    patience = min(LISTING_PATIENCE, options.settings.patience)
+    listing, findings = _listing(source, ref, wire, env, partial(patiently, stop=stop, say=say, patience=patience))
     for file in listing.files:
         safe_name(file.name)
     kept, left = _select(listing, options)
@@ -80,9 +82,9 @@ def _select(listing: Listing, options: Options) -> Selection:
     return select(listing.files, variant=listing.variant, include=options.include, exclude=options.exclude)
 
 
-def patiently(call: Callable[[], T], stop: threading.Event, say: Say, patience: float = LISTING_PATIENCE) -> T:
+def patiently(call: Callable[[], T], *, stop: threading.Event, say: Say, patience: float, at_most: float = LISTING_PATIENCE) -> T:
     """Calls until it succeeds; waits between attempts as the server asks. Raises HostError: network-failed."""
-    begun, attempt = time.monotonic(), 0
+    patience, begun, attempt = min(patience, at_most), time.monotonic(), 0
     while True:
         try:
             return call()
@@ -103,26 +105,24 @@ def bytes_in_part(target: Target, file: RemoteFile) -> int:
 
 
 def _listing(
-    source: FetchSource, ref: str, wire: Wire, env: Mapping[str, str], stop: threading.Event, say: Say
+    source: FetchSource, ref: str, wire: Wire, env: Mapping[str, str], patience: Callable[..., Listing]
 ) -> tuple[Listing, list[Finding]]:
     """The source's word, or, for a hub that is offline or away, what its cache holds complete."""
-    if source.name == "hub" and is_offline(env):
+    if source.name != "hub":
+        return patience(lambda: source.list(ref, wire, env)), []
+    if is_offline(env):
         return offline_listing(ref, env), []
     try:
-        return patiently(lambda: source.list(ref, wire, env), stop, say), []
-    except HostError as e:
-        if source.name != "hub" or e.code != "network-failed":
-            raise
-        return _from_cache(ref, env, e)
-
-
-def _from_cache(ref: str, env: Mapping[str, str], error: HostError) -> tuple[Listing, list[Finding]]:
-    try:
-        listing = offline_listing(ref, env)
+        copy = offline_listing(ref, env)
     except FirstlightError:
-        raise error from None
-    message = "the hub cannot be reached; the cached copy is used"
-    return listing, [Finding(code="hub-unreachable", severity=Severity.WARNING, message=message, evidence=list(error.evidence))]
+        return patience(lambda: source.list(ref, wire, env)), []
+    try:
+        return patience(lambda: source.list(ref, wire, env), at_most=WITH_A_COPY), []
+    except HostError as e:
+        if e.code != "network-failed":
+            raise
+        message = "the hub cannot be reached; the cached copy is used"
+        return copy, [Finding(code="hub-unreachable", severity=Severity.WARNING, message=message, evidence=list(e.evidence))]
 
 
 def _target(source: FetchSource, listing: Listing, options: Options, env: Mapping[str, str]) -> Target:

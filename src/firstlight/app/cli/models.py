@@ -1,0 +1,107 @@
+"""`firstlight models`: what is cached, how large, when last used, by whom; removal by typed name."""
+
+import os
+import sys
+import time
+from typing import TYPE_CHECKING
+
+import click
+
+from firstlight.app.output import console, emit_rows, glyphs, output_option, say
+from firstlight.app.places import cache_folder
+from firstlight.core.errors import ConsentError
+from firstlight.core.run import TERMINAL
+from firstlight.core.units import format_bytes, format_seconds
+
+if TYPE_CHECKING:
+    from firstlight.fetch.models import CachedModel
+
+
+@click.group("models", invoke_without_command=True, short_help="what is cached, and who uses it")
+@output_option
+@click.pass_context
+def command(ctx: click.Context, output: str) -> int:
+    """Models in the Hugging Face cache and in firstlight's own, largest first."""
+    if ctx.invoked_subcommand is None:
+        rows = _models()
+        emit_rows("CachedModel", rows, output, lambda: _show(rows))
+    return 0
+
+
+@command.command("list")
+@output_option
+def list_(output: str) -> int:
+    """Models in the Hugging Face cache and in firstlight's own, largest first."""
+    rows = _models()
+    emit_rows("CachedModel", rows, output, lambda: _show(rows))
+    return 0
+
+
+@command.command()
+@click.argument("name")
+@click.option("--confirm", metavar="NAME", help="The name once more, where nobody can be asked.")
+def rm(name: str, confirm: str | None) -> int:
+    """Removes a model from the disk. Its name has to be typed; nothing is ever removed by itself."""
+    from firstlight.fetch.models import find_model, remove_model
+
+    model = find_model(_models(), name)
+    _refuse_while_serving(model)
+    say(f"{model.name}: {format_bytes(model.bytes)} in {model.path}")
+    if confirm is None and sys.stdin.isatty():
+        confirm = click.prompt("type its name to remove it", default="", show_default=False, err=True)
+    if confirm != model.name:
+        raise ConsentError("consent-missing", f"{model.name} was not removed", hint=f"type its name, or --confirm {model.name}")
+    freed = remove_model(model)
+    print(f"{glyphs().ok} removed {model.name}: {format_bytes(freed)} freed")
+    return 0
+
+
+def _models() -> list["CachedModel"]:
+    from firstlight.fetch.models import cached_models
+
+    return cached_models(os.environ, cache=cache_folder(), used=_used())
+
+
+def _used() -> dict[str, list[str]]:
+    """Paths of models that runs name, with the runs."""
+    used: dict[str, list[str]] = {}
+    for path, name, state in _runs():
+        used.setdefault(path, []).append(f"{name} ({state})")
+    return used
+
+
+def _runs() -> list[tuple[str, str, str]]:
+    """Each run's checkpoint path, name and state, newest first."""
+    from firstlight.app.store import RunStore
+    from firstlight.core.checkpoint import Checkpoint
+
+    found = []
+    for folder, run in RunStore().scan()[0]:
+        checkpoint = folder.try_load(Checkpoint, "checkpoint.json")
+        if checkpoint and checkpoint.path:
+            found.append((checkpoint.path, run.name, str(run.state)))
+    return found
+
+
+def _refuse_while_serving(model: "CachedModel") -> None:
+    over = {f"({state})" for state in TERMINAL}
+    serving = [u for u in model.used_by if not u.endswith(tuple(over))]
+    if serving:
+        raise ConsentError("model-in-use", f"{model.name} is in use", evidence=tuple(serving), hint="`firstlight down` its runs first")
+
+
+def _show(rows: list["CachedModel"]) -> None:
+    from rich.table import Table
+
+    if not rows:
+        say("no model is cached")
+        return
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for name in ("MODEL", "SIZE", "LAST USED", "CACHE", "RUNS"):
+        table.add_column(name, overflow="fold", justify="right" if name == "SIZE" else "left")
+    for row in rows:
+        ago = f"{format_seconds(max(0.0, time.time() - row.last_used))} ago" if row.last_used else "unknown"
+        name = row.name if row.complete else f"{row.name} (incomplete)"
+        table.add_row(name, format_bytes(row.bytes), ago, row.place, ", ".join(row.used_by) or "none")
+    console().print(table)
+    say(f"{format_bytes(sum(r.bytes for r in rows))} in {len(rows)} models; `firstlight models rm NAME` removes one")
