@@ -23,8 +23,8 @@ def mla_absorbed(model: Any) -> dict[str, Any] | None:
         impl = getattr(module, "impl", None)
         if impl is None or not hasattr(impl, "kv_lora_rank"):
             continue
-        for width in (impl.v_head_dim, impl.qk_nope_head_dim):
-            sizes.append(module.num_heads * impl.kv_lora_rank * width * 2)
+        shape = {name: getattr(impl, name, None) or getattr(module, name, 0) for name in ("kv_lora_rank", "v_head_dim", "qk_nope_head_dim")}
+        sizes += [module.num_heads * shape["kv_lora_rank"] * shape[name] * 2 for name in ("v_head_dim", "qk_nope_head_dim")]
     return _rule("mla-absorbed", sizes, "W_UV and W_UK_T, bf16 copies of kv_b_proj for decoding, made after loading")
 
 

@@ -64,7 +64,7 @@ def _window(spec: Any) -> int | None:
 def blocks(config: Any, found: list[dict[str, Any]], available: list[int]) -> dict[str, Any]:
     """What `available` bytes (one number a rank, with that rank's specs) become. Raises the engine's ValueError when too little.
 
-    {num_gpu_blocks, kv_tokens, max_concurrency, groups, pool_bytes}. kv_tokens: max_concurrency x max_model_len, as the
+    {num_gpu_blocks, kv_tokens, max_concurrency, max_model_len, groups}. kv_tokens: max_concurrency x max_model_len, as the
     engine prints it from 0.20 on.
     """
     _settle_layout(config, found)
@@ -83,7 +83,6 @@ def blocks(config: Any, found: list[dict[str, Any]], available: list[int]) -> di
         "max_concurrency": round(concurrency, 4) if concurrency is not None else None,
         "max_model_len": length,
         "groups": [_group(g) for g in smallest.kv_cache_groups],
-        "pool_bytes": sum(t.size for t in smallest.kv_cache_tensors) if getattr(smallest, "kv_cache_tensors", None) else None,
     }
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib.abc
 import importlib.machinery
+import importlib.metadata
 import importlib.util
 import re
 import sys
@@ -47,8 +48,10 @@ KERNEL_PACKAGES = frozenset(
 )
 
 
-# transformers asks for these itself and takes a stub for the real thing; the engine runs without them.
-OPTIONAL = frozenset({"vllm", "torchvision", "torchaudio", "torchcodec"})
+# Processors of images and sound import these; the asking environment leaves them out, and nothing is processed here.
+MEDIA = frozenset({"torchvision", "torchaudio"})
+# transformers takes a stub of these for the real thing; the engine runs without them.
+LEFT_OUT = frozenset({"vllm", "torchcodec"})
 
 
 class Inert:
@@ -133,5 +136,19 @@ def module_of(extension: str) -> str:
 def install(extensions: Iterable[str], packages: Iterable[str], required: Iterable[str]) -> None:
     """required: distributions that the wheel asks for. Where this environment lacks one, it is stubbed after all else failed."""
     sys.meta_path.insert(0, StubFinder((module_of(e) for e in extensions), packages))
-    names = {name.lower().replace("-", "_") for name in required} - OPTIONAL
-    sys.meta_path.append(StubFinder((), (name for name in names if importlib.util.find_spec(name) is None)))
+    names = ({name.lower().replace("-", "_") for name in required} | MEDIA) - LEFT_OUT
+    missing = {name for name in names if importlib.util.find_spec(name) is None}
+    sys.meta_path.append(StubFinder((), missing))
+    _give_versions(missing)
+
+
+def _give_versions(missing: set[str]) -> None:
+    """A stubbed distribution has a version too, because importers ask for it."""
+    original = importlib.metadata.version
+
+    def version(distribution_name: str) -> str:
+        if distribution_name.lower().replace("-", "_") in missing:
+            return "99.0"
+        return original(distribution_name)
+
+    importlib.metadata.version = version
