@@ -1,0 +1,90 @@
+"""What `firstlight rehearse` does with its options: the stages up to the plan, the overlay, the rehearsal, the report."""
+
+import asyncio
+from typing import Any
+
+import click
+
+from firstlight.app import flow
+from firstlight.app.output import emit, glyphs
+from firstlight.app.plan_options import Planning
+from firstlight.app.progress import choose_progress
+from firstlight.app.rehearsing import rehearse_plan, summary
+from firstlight.app.session import Session
+from firstlight.app.stages import start
+from firstlight.app.upcommand import make_session
+from firstlight.core.answer import RehearsalReport
+from firstlight.core.errors import Exit, FirstlightError
+from firstlight.core.figures import Figure
+from firstlight.core.run import RunState
+from firstlight.core.units import format_seconds, gib
+
+STAGES = ("inspect", "probe", "preflight", "plan")
+_UP = {
+    "name": None, "bind": "127.0.0.1", "port": None, "api_key_file": None, "allow_open": False, "dry_run": False, "foreground": False,
+    "skip": (), "accept": (), "allow": (), "yes": False, "attempts": 1, "rehearse": "always",
+}  # fmt: skip
+
+
+def run_rehearsal(output: str, depth: str, patience: float, options: dict[str, Any], planning: Planning) -> int:
+    """Exit 0 where the rehearsal passed, 5 where it refuted the plan. Raises FirstlightError."""
+    session = make_session({**_UP, **options}, planning)
+    progress = choose_progress(output, f"firstlight rehearse {session.intent.model}", [*STAGES, "overlay", "rehearse"])
+    session.emitter.listeners.append(progress)
+    with progress:
+        report = asyncio.run(_rehearse(session, depth, patience))
+    emit(report, output, lambda: show(report))
+    return Exit.OK if report.passed else Exit.ENGINE_FAILED
+
+
+async def _rehearse(session: Session, depth: str, patience: float) -> RehearsalReport:
+    session.folder = session.emitter.folder = session.store.create(
+        name=f"{session.name}-rehearsal", model=session.intent.model, host=session.host.name
+    )
+    try:
+        await flow.run_stages(session, flow.stages_between(STAGES[0], STAGES[-1]))
+        report = await _with_overlay(session, depth, patience)
+    except FirstlightError as e:
+        session.folder.update(state=RunState.FAILED, reason=e.code)
+        raise
+    session.folder.update(state=RunState.STOPPED if report.passed else RunState.FAILED, reason=None if report.passed else report.refusal)
+    return report
+
+
+async def _with_overlay(session: Session, depth: str, patience: float) -> RehearsalReport:
+    if session.best.overlay is not None:
+        await flow.run_stage(session, flow.Stage("overlay", "", start.overlay))
+    found: list[RehearsalReport] = []
+
+    async def run(session: Session) -> str:
+        found.append(await rehearse_plan(session, depth=depth, patience=patience))
+        return summary(found[0])
+
+    await flow.run_stage(session, flow.Stage("rehearse", "", run))
+    return found[0]
+
+
+def show(report: RehearsalReport) -> None:
+    """The verdict, the memory of the rank that binds, what is proven and what cannot be."""
+    marks = glyphs()
+    click.secho(f"{marks.ok if report.passed else marks.fail} {summary(report)}", fg="green" if report.passed else "red")
+    for name, figure in _rows(report):
+        click.echo(f"  {name:16}{gib(figure.mid):>12}{_range(figure)}")
+    if report.phase_seconds:
+        click.echo("  " + ", ".join(f"{name} {format_seconds(s)}" for name, s in report.phase_seconds.items()))
+    for line in report.proves:
+        click.echo(f"  {marks.ok} {line}")
+    for line in report.cannot_prove:
+        click.echo(f"  {marks.skip} not shown: {line}")
+
+
+def _rows(report: RehearsalReport) -> list[tuple[str, Figure]]:
+    budget = report.per_gpu
+    if budget is None:
+        return []
+    names = ("total", "usable", "weights", "activation_peak", "cuda_graphs", "non_torch", "kv_pool", "headroom")
+    return [(n.replace("_", " "), f) for n in names if (f := getattr(budget, n)).known]
+
+
+def _range(figure: Figure) -> str:
+    return "" if figure.low == figure.high else f"  ({gib(figure.low)} to {gib(figure.high)})"

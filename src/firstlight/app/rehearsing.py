@@ -1,0 +1,192 @@
+"""The hands of the rehearsal: starts a launch under a supervisor, watches it, asks one completion, stops it, and tells what was seen."""
+
+import asyncio
+import json
+import posixpath
+import queue
+import threading
+import time
+from typing import Any
+
+import msgspec
+
+from firstlight.app.session import Session
+from firstlight.app.stages import start as starting
+from firstlight.core.answer import RehearsalReport
+from firstlight.core.errors import FirstlightError, HostError
+from firstlight.core.ports import Host
+from firstlight.core.run import LaunchSpec, RunState
+from firstlight.core.units import format_seconds, gib
+from firstlight.diagnose.diagnose import diagnose
+from firstlight.launch.client import SupervisorClient, SupervisorEvent, python_of, start
+from firstlight.rehearse.decide import decide
+from firstlight.rehearse.rehearse import Observation, Observe, rehearse
+from firstlight.watch.eta import phase_seconds
+from firstlight.watch.state import EngineLog
+
+LOOK_SECONDS = 0.2
+ANSWER_SECONDS = 120.0
+ASK = """
+import json, sys, urllib.request
+base, body, limit = sys.argv[1], sys.argv[2].encode(), float(sys.argv[3])
+def read(path, data=None):
+    request = urllib.request.Request(base + path, data, {"Content-Type": "application/json"})
+    try:
+        with urllib.request.urlopen(request, timeout=limit) as answer: return answer.status, answer.read().decode("utf-8", "replace")
+    except urllib.error.HTTPError as e: return e.code, e.read().decode("utf-8", "replace")[:500]
+    except Exception as e: return None, f"{type(e).__name__}: {e}"
+metrics = read("/metrics")
+print(json.dumps(dict(metrics=metrics[1] if metrics[0] == 200 else "", completion=read("/v1/completions", body))))
+"""
+
+
+async def rehearse_stage(session: Session) -> str:
+    """The stage of `up`: decides, rehearses, and leaves the report in the session. Raises FirstlightError where the plan is refuted."""
+    decision = decide(
+        session.options.rehearse, candidate=session.best, weights_missing=session.model.path is None, engine=session.best.engine.name
+    )
+    if not decision.rehearse:
+        return f"not needed: {decision.because}"
+    session.emitter.emit("say", text=f"rehearsing: {decision.because}")
+    if session.folder:
+        session.folder.update(state=RunState.REHEARSING)
+    report = await rehearse_plan(session, depth="auto")
+    return summary(report)
+
+
+async def rehearse_plan(session: Session, *, depth: str, patience: float = 900.0) -> RehearsalReport:
+    """Rehearses the session's plan with its final flags and the overlay's path, so that the launch meets the same compile cache."""
+    if session.folder is None or session.machine is None or session.install is None:
+        raise FirstlightError("no-run-folder", "a rehearsal needs a run folder, a machine and an engine")
+    spec = starting.make_launch(session)
+    folder = str(session.folder.path)
+    report = await asyncio.to_thread(
+        rehearse,
+        spec,
+        checkpoint=session.model,
+        candidate=session.best,
+        machine=session.machine,
+        install=session.install,
+        config=_config(session.host, spec.model_path),
+        observe=observer(session.host, folder, version=session.install.version),
+        port=starting.free_port(session),
+        depth=depth,
+        patience=patience,
+    )
+    session.rehearsal = report
+    session.save(report, "rehearsal.json")
+    session.add(report.findings)
+    return report
+
+
+def _config(host: Host, model_path: str | None) -> dict[str, Any]:
+    """config.json as it stands in the folder that the engine is given; {} where there is none."""
+    try:
+        found = json.loads(host.read(posixpath.join(model_path or "", "config.json")))
+    except (HostError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def observer(host: Host, folder: str, *, version: str | None) -> Observe:
+    """Each observed start has a folder of its own under `FOLDER/rehearsal/`."""
+    count = 0
+
+    def observe(spec: LaunchSpec, patience: float) -> Observation:
+        nonlocal count
+        count += 1
+        path = posixpath.join(folder, "rehearsal", str(count))
+        client = start(host, folder=path, spec=spec, run=f"{posixpath.basename(folder)}-rehearsal-{count}")
+        try:
+            return _watch(client, spec, patience, version)
+        finally:
+            client.stop()
+
+    return observe
+
+
+def _watch(client: SupervisorClient, spec: LaunchSpec, patience: float, version: str | None) -> Observation:
+    begun, log, data = time.monotonic(), EngineLog(spec.engine, version), b""
+    events = _events(client)
+    ending: SupervisorEvent | None = None
+    while ending is None and time.monotonic() - begun < patience:
+        try:
+            event = events.get(timeout=LOOK_SECONDS)
+            ending = event if event is None or event.kind in ("ready", "died", "failed") else None
+            if event is None:
+                break
+        except queue.Empty:
+            pass
+        piece = _read(client, len(data))
+        data += piece
+        log.feed(piece, time.time())
+    seconds = time.monotonic() - begun
+    if ending is not None and ending.kind == "ready":
+        return _ready(client, spec, data, log, seconds)
+    data += _read(client, len(data))
+    if ending is None:
+        return Observation(ready=False, timed_out=True, seconds=seconds, log=data)
+    return _failed(client, spec, data, seconds, version, phases=phase_seconds(log))
+
+
+def _events(client: SupervisorClient) -> "queue.Queue[SupervisorEvent | None]":
+    """The supervisor's events as they come; None when it is gone."""
+    found: queue.Queue[SupervisorEvent | None] = queue.Queue()
+
+    def follow() -> None:
+        for event in client.events():
+            found.put(event)
+        found.put(None)
+
+    threading.Thread(target=follow, name="rehearsal-events", daemon=True).start()
+    return found
+
+
+def _read(client: SupervisorClient, position: int) -> bytes:
+    try:
+        return client.host.read(posixpath.join(client.folder, "engine.log"), position)
+    except HostError:
+        return b""
+
+
+def _ready(client: SupervisorClient, spec: LaunchSpec, data: bytes, log: EngineLog, seconds: float) -> Observation:
+    """Asks one completion: some engines are ready and die of their first request."""
+    body = {"model": spec.served_model_name, "prompt": "1 2 3", "max_tokens": 4, "temperature": 0}
+    address = f"http://127.0.0.1:{spec.port}"
+    argv = [python_of(client.host), "-c", ASK, address, json.dumps(body), str(ANSWER_SECONDS)]
+    try:
+        answer = json.loads(client.host.run(argv, timeout=ANSWER_SECONDS * 2).stdout)
+    except (FirstlightError, ValueError) as e:
+        answer = {"metrics": "", "completion": [None, str(e)]}
+    status, text = answer["completion"]
+    more = _read(client, len(data))
+    log.feed(more, time.time())
+    seen = Observation(ready=True, answered=status == 200, seconds=seconds, log=data + more, metrics=answer["metrics"])
+    seen = msgspec.structs.replace(seen, phase_seconds=phase_seconds(log))
+    if seen.answered:
+        return seen
+    failed = _failed(client, spec, data + more, seconds, log.version, phases=seen.phase_seconds)
+    return msgspec.structs.replace(seen, refusal=failed.refusal or f"its first completion: {status} {text[:200]}", code=failed.code)
+
+
+def _failed(
+    client: SupervisorClient, spec: LaunchSpec, data: bytes, seconds: float, version: str | None, *, phases: dict[str, float]
+) -> Observation:
+    exit_record = client.exit() or {}
+    found = diagnose(data, engine=spec.engine, version=version, exit_status=exit_record.get("returncode"))
+    cause = found.cause
+    text = exit_record.get("message") or (f"{cause.title}" if cause else None)
+    return Observation(
+        ready=False, seconds=seconds, log=data, phase_seconds=phases, refusal=text, code=cause.code if cause else exit_record.get("reason")
+    )
+
+
+def summary(report: RehearsalReport) -> str:
+    """One line: passed or not, at which depth, and the two figures that matter."""
+    took = format_seconds(report.seconds)
+    if not report.passed:
+        return f"refuted in {took}: {report.refusal}"
+    depth = f"{report.depth} layers and the line through them" if report.extrapolated else "full depth"
+    weights = report.per_gpu.weights.mid if report.per_gpu else None
+    tokens = f", {report.kv_tokens:,} KV tokens" if report.kv_tokens is not None else ""
+    return f"passed in {took} ({depth}): weights {gib(weights)}{tokens}"
