@@ -38,6 +38,7 @@ class MemoryTerms(Struct, frozen=True, kw_only=True):
     sampler_bytes: float
     sampler_bytes_low: float
     hidden_buffers: float
+    encoder_buffers: float
     non_torch_single: float
     non_torch_multi: float
     non_torch_per_gpu: float
@@ -65,12 +66,13 @@ def memory_terms(version: str | None, engine: str = "vllm") -> MemoryTerms:
         sampler_bytes=at(fit["sampler_bytes"], release),
         sampler_bytes_low=at(fit["sampler_bytes_low"], release),
         hidden_buffers=fit["hidden_buffers"],
+        encoder_buffers=fit["encoder_buffers"],
         non_torch_single=at(fit["non_torch_single_gib"], release) * GIB,
         non_torch_multi=at(fit["non_torch_multi_gib"], release) * GIB,
         non_torch_per_gpu=at(fit["non_torch_per_gpu_gib"], release) * GIB,
         non_torch_spread=fit["non_torch_spread"],
-        cuda_graph_base=fit["cuda_graph_base_gib"] * GIB,
-        cuda_graph_per_layer_and_size=fit["cuda_graph_per_layer_and_size_mib"] * MIB,
+        cuda_graph_base=at(fit["cuda_graph_base_gib"], release) * GIB,
+        cuda_graph_per_layer_and_size=at(fit["cuda_graph_per_layer_and_size_mib"], release) * MIB,
         cuda_graph_spread=fit["cuda_graph_spread"],
     )
 

@@ -16,8 +16,13 @@ LARGE_SEGMENT = 20 << 20
 ROUND_LARGE = 2 << 20
 
 
-def allocated_bytes(sizes: Iterable[int]) -> int:
-    """Bytes that the allocator counts as allocated after these allocations, in this order."""
+def allocated_bytes(sizes: Iterable[int], *, expandable: bool = False) -> int:
+    """Bytes that the allocator counts as allocated after these allocations, in this order.
+
+    expandable: with `expandable_segments:True` every remainder is split off, so that only the rounding to 512 bytes is left.
+    """
+    if expandable:
+        return sum(-(-size // MIN_BLOCK) * MIN_BLOCK for size in sizes)
     free: tuple[list[int], list[int]] = ([], [])  # blocks left over: small pool, large pool; sorted
     total = 0
     for size in sizes:

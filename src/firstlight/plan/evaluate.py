@@ -101,7 +101,7 @@ def _rank(s: Situation, choice: Choice, stage: StageWeights, kv: KvPlan, length:
         max_num_batched_tokens=choice.max_num_batched_tokens,
         max_num_seqs=choice.max_num_seqs,
         max_model_len=length,
-        encoder_tokens=_encoder_tokens(s, choice),
+        multimodal=len(s.checkpoint.modalities) > 1 and not pins.language_model_only,
     )
     graphs = cuda_graphs(
         len(stage.layers),
@@ -150,12 +150,6 @@ def _headroom(total: int, usable: int, pinned: int | None, parts: tuple[Figure, 
         return known(total - usable, "outside the utilization: CUDA context, NCCL, fragments")
     left = total - pinned - sum(p.mid or 0 for p in parts)
     return Figure(low=round(left * 0.9), mid=round(left), high=round(left * 1.1), because="what pinned KV bytes leave free")
-
-
-def _encoder_tokens(s: Situation, choice: Choice) -> int:
-    """The encoder's outputs stay cached while the profile runs: one budget of max_num_batched_tokens."""
-    multimodal = len(s.checkpoint.modalities) > 1 and not s.wish.pins.language_model_only
-    return choice.max_num_batched_tokens if multimodal else 0
 
 
 def _verdict(s: Situation, choice: Choice, kv: KvPlan, pool: Figure, length: int, rank: _Rank) -> tuple[Refusal | None, float]:

@@ -7,7 +7,7 @@ from firstlight.core.plan import Candidate, Rejected
 from firstlight.core.units import gib
 from firstlight.plan.evaluate import Outcome
 from firstlight.plan.layouts import Layout
-from firstlight.plan.search import utilization_of
+from firstlight.plan.search import layout_pinned, utilization_of
 from firstlight.plan.situation import Situation
 
 MEMORY_CODES = frozenset(
@@ -117,10 +117,14 @@ def does_not_fit(s: Situation, failed: list[Outcome]) -> Finding:
     return Finding(
         code="does-not-fit",
         severity=Severity.BLOCKER,
-        message=f"no layout on {machine_name(s)} holds the model with the context that was asked",
+        message=f"{_what(s, nearest)} does not hold the model with the context that was asked",
         evidence=[f"{layout_of(nearest.candidate)}: {nearest.refusal.because}"] if nearest and nearest.refusal else [],
         hint=_way_out(nearest),
     )
+
+
+def _what(s: Situation, nearest: Outcome | None) -> str:
+    return f"{layout_of(nearest.candidate)}, as pinned," if nearest and layout_pinned(s) else f"{machine_name(s)}, in any layout,"
 
 
 def unknown_model() -> Finding:

@@ -24,27 +24,50 @@ def activation_peak(
     max_num_batched_tokens: int,
     max_num_seqs: int,
     max_model_len: int,
-    encoder_tokens: int = 0,
+    multimodal: bool = False,
 ) -> Figure:
-    """Bytes on one rank, forward or sampler, whichever is larger."""
+    """Bytes on one rank: encoder, forward or sampler, whichever is largest; the encoder's outputs stay cached meanwhile."""
     rows = min(max_num_seqs, max_num_batched_tokens)
     forward = forward_bytes(config, layout, terms, max_num_batched_tokens, max_num_seqs, max_model_len)
     sampler = sampler_bytes(config, terms.sampler_bytes, rows)
-    encoder = encoder_tokens * int(config.get("hidden_size") or 0) * 2
-    least = max(forward, sampler_bytes(config, terms.sampler_bytes_low, rows)) + encoder
-    peak = max(forward, sampler) + encoder
-    name, knob = ("sampler", f"max_num_seqs {max_num_seqs}") if sampler > forward else ("forward pass", f"{max_num_batched_tokens} tokens")
+    encoder = encoder_bytes(config, layout, terms) if multimodal else 0.0
+    cached = _encoder_cache(config, max_num_batched_tokens) if multimodal else 0.0
+    least = max(forward, sampler_bytes(config, terms.sampler_bytes_low, rows), encoder) + cached
+    peak = max(forward, sampler, encoder) + cached
+    name = f"the sampler ({rows} rows) is" if peak == sampler + cached else f"the forward pass ({max_num_batched_tokens} tokens) is"
+    name = "the vision encoder (one largest image) is" if peak == encoder + cached else name
     return Figure(
         low=round(least * (1 - terms.activation_spread)),
         mid=round(peak),
         high=round(peak * (1 + terms.activation_spread)),
-        because=f"the {name} of the profile run is the peak ({knob})",
+        because=f"{name} the peak of the profile run",
     )
 
 
 def sampler_bytes(config: Mapping[str, Any], each: float, rows: int) -> float:
     """Logits of `rows` requests over the whole vocabulary (gathered on every rank) with what top-k/top-p needs."""
     return rows * int(config.get("vocab_size") or 0) * each
+
+
+def encoder_bytes(config: Mapping[str, Any], layout: Layout, terms: MemoryTerms) -> float:
+    """The encoder on one image of the largest size: four patches a token, width, attention and feed-forward of a layer."""
+    vision = config.get("vision_config")
+    if not isinstance(vision, dict):
+        return 0.0
+    width = int(vision.get("hidden_size") or vision.get("vt_hidden_size") or 0)
+    inner = int(vision.get("intermediate_size") or vision.get("vt_intermediate_size") or 4 * width)
+    patches = 4 * _image_tokens(config)
+    return patches * 2 * (width * terms.encoder_buffers + (3 * width + inner) / layout.tensor_parallel_size)
+
+
+def _encoder_cache(config: Mapping[str, Any], max_num_batched_tokens: int) -> float:
+    """Room for encoder outputs: a batch, or one largest image."""
+    return max(max_num_batched_tokens, _image_tokens(config)) * int(config.get("hidden_size") or 0) * 2
+
+
+def _image_tokens(config: Mapping[str, Any]) -> int:
+    """Tokens of the largest image that a processor makes: 16,384 in the Qwen family, 4,096 for MoonViT and most others."""
+    return 16384 if str(config.get("model_type", "")).startswith("qwen") else 4096
 
 
 def forward_bytes(config: Mapping[str, Any], layout: Layout, terms: MemoryTerms, tokens: int, seqs: int, max_model_len: int) -> float:

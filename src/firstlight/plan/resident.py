@@ -13,8 +13,8 @@ from msgspec import Struct
 
 from firstlight.core.checkpoint import Checkpoint, TensorGroup
 from firstlight.plan.allocator import allocated_bytes
+from firstlight.plan.ignored import as_built
 from firstlight.plan.layouts import Layout, stage_layers
-from firstlight.plan.shapes import groups_of
 
 ELEMENT_BYTES = {
     "BF16": 2, "F16": 2, "F32": 4, "F64": 8, "U8": 1, "I8": 1, "F8_E4M3": 1, "F8_E5M2": 1, "F8_E8M0": 1,
@@ -33,6 +33,7 @@ class Options(Struct, frozen=True, kw_only=True):
     language_model_only: bool = False
     mxfp4: str = "exact"
     draft: bool = False
+    expandable_segments: bool = False
     max_position: int | None = None
 
 
@@ -89,7 +90,7 @@ class Resident:
         self.checkpoint = checkpoint
         self.options = options
         self.layers = checkpoint.num_hidden_layers or 0
-        self.groups = [g for g in groups_of(checkpoint) if _kept(g, self.layers, options)]
+        self.groups = [g for g in as_built(checkpoint, checkpoint.tensor_groups) if _kept(g, self.layers, options)]
         self._kinds = _layer_kinds([g for g in self.groups if _in_stack(g, self.layers)])
         self._known: dict[tuple[int, int, int, bool], list[StageWeights]] = {}
 
@@ -304,7 +305,7 @@ def _stage(
         stage=stage,
         layers=layers,
         tensors=sum(by_role.values()),
-        allocated=allocated_bytes(size for _, size in sizes),
+        allocated=allocated_bytes((size for _, size in sizes), expandable=options.expandable_segments),
         by_role=by_role,
     )
 

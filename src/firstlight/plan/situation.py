@@ -1,5 +1,7 @@
 """What every layout of one planning run shares: the model, the GPUs it may use, the release's memory terms, the wish."""
 
+from collections.abc import Mapping
+
 from msgspec import Struct
 
 from firstlight.catalog.engines import MemoryTerms, memory_terms, newest
@@ -82,21 +84,23 @@ def situation_of(
         gpu=catalog_entry(smallest),
         sm=smallest.sm,
         nodes=wish.pins.nodes or 1,
-        resident=Resident(checkpoint, options_of(wish, terms, smallest.sm)),
+        resident=Resident(checkpoint, options_of(wish, terms, smallest.sm, machine.environment | wish.user_env | wish.env)),
         evidence=evidence,
     )
 
 
-def options_of(wish: Wish, terms: MemoryTerms, sm: int | None) -> Options:
+def options_of(wish: Wish, terms: MemoryTerms, sm: int | None, env: Mapping[str, str]) -> Options:
     """What pins and the release make of the weights."""
     pins = wish.pins
     spec = pins.speculative_config or {}
+    allocator = env.get("PYTORCH_ALLOC_CONF") or env.get("PYTORCH_CUDA_ALLOC_CONF") or ""
     return Options(
         model_dtype_bytes=4 if pins.dtype == "float32" else 2,
         encoder_data_parallel=pins.mm_encoder_tp_mode == "data",
         language_model_only=bool(pins.language_model_only),
         mxfp4=terms.mxfp4_backend.get(f"sm{(sm or 90) // 10 * 10}", "marlin"),
         draft="mtp" in str(spec.get("method", "")),
+        expandable_segments="expandable_segments:true" in allocator.lower(),
     )
 
 

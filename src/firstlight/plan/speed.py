@@ -9,8 +9,9 @@ from firstlight.plan.resident import StageWeights
 from firstlight.plan.situation import Situation
 
 DISK_ASSUMED = (1.0e9, 2.5e9, 7.0e9)  # bytes per second: network file system, one NVMe, striped NVMe
-ALL_REDUCE_SECONDS = {"nvlink": 8e-6, "pcie": 20e-6}  # one small all-reduce, by link; grows with the logarithm of the ranks
+ALL_REDUCE_SECONDS = {"nvlink": 6e-6, "pcie": 20e-6}  # one small all-reduce, by link; grows with the logarithm of the ranks
 POINT_TO_POINT_SECONDS = 30e-6
+STAGE_SECONDS = 400e-6  # scheduling a step on one more pipeline stage
 STARTUP_SECONDS = (40.0, 65.0, 90.0)  # imports, configuration, communication, before the first weight byte (vLLM 0.25 on H200)
 WARMUP_SECONDS = (25.0, 40.0, 90.0)  # compilation, graph capture, kernel warm-up
 EAGER_WARMUP_SECONDS = (5.0, 10.0, 25.0)
@@ -78,5 +79,5 @@ def communication_seconds(s: Situation, layout: Layout) -> float:
         each += POINT_TO_POINT_SECONDS
     if experts and layout.data_parallel_size > 1:
         each *= 2  # gather tokens of the other replicas, scatter them back
-    hops = (layout.pipeline_parallel_size - 1) * POINT_TO_POINT_SECONDS
+    hops = (layout.pipeline_parallel_size - 1) * (POINT_TO_POINT_SECONDS + STAGE_SECONDS)
     return (2 * layers * each if ranks > 1 else 0.0) + hops

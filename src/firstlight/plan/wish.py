@@ -27,6 +27,7 @@ class Wish(Struct, frozen=True, kw_only=True):
     limits: list[Constraint] = []
     flags: list[str] = []
     env: dict[str, str] = {}
+    user_env: dict[str, str] = {}
     extra_args: list[str] = []
     trust_remote_code: bool | None = None
 
@@ -81,6 +82,7 @@ def wish_of(intent: Intent, constraints: Sequence[Constraint]) -> Wish:
         limits=limits,
         flags=flags,
         env=env,
+        user_env=intent.env,
         extra_args=intent.extra_args,
         trust_remote_code=intent.trust_remote_code,
     )

@@ -5,6 +5,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import msgspec
+from shapes import groups_from_config
+
 from firstlight.core.checkpoint import Checkpoint, KvCacheGroup, QuantSpec
 
 DATA = Path(__file__).parents[2] / "data" / "plan"
@@ -49,7 +52,7 @@ def checkpoint(name: str) -> Checkpoint:
     groups = kv_groups(config, row)
     growing = [g for g in groups if g.kind in ("full", "mla")]
     per_token = {d: round(sum(g.bytes_per_token_per_layer[d] * len(g.layers) for g in growing)) for d in ("bf16", "fp8")}
-    return Checkpoint(
+    made = Checkpoint(
         ref=name,
         name=name,
         format="config-only",
@@ -65,6 +68,7 @@ def checkpoint(name: str) -> Checkpoint:
         kv_bytes_per_token=per_token,
         modalities=["text", "image"] if row.get("vision") else ["text"],
     )
+    return msgspec.structs.replace(made, tensor_groups=groups_from_config(made))
 
 
 def kv_groups(config: dict[str, Any], row: dict[str, Any]) -> list[KvCacheGroup]:

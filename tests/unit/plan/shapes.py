@@ -1,4 +1,4 @@
-"""Tensor groups from a config alone: what a checkpoint of these architectures stores, when its weights are not there to look at.
+"""Tensor groups from a config alone, by hand: an oracle for the planner that does not come from inspect.
 
 Names and shapes follow the published checkpoints of each family. Unknown architectures give no groups rather than wrong ones.
 """
@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 from firstlight.core.checkpoint import Checkpoint, QuantSpec, TensorGroup
-from firstlight.plan.ignored import as_built
 
 _FP8_BLOCK = 128
 
@@ -23,11 +22,6 @@ class Linear(NamedTuple):
     in_: int
     bias: bool = False
     per: int = 1
-
-
-def groups_of(checkpoint: Checkpoint) -> list[TensorGroup]:
-    """The checkpoint's own groups, or those its config implies, as the engine builds them. Empty: the architecture is not known here."""
-    return as_built(checkpoint, checkpoint.tensor_groups or groups_from_config(checkpoint))
 
 
 def groups_from_config(checkpoint: Checkpoint) -> list[TensorGroup]:
