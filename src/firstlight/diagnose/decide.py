@@ -141,4 +141,5 @@ def _first(deadly: list[Judged]) -> Judged | None:
 
 
 def _noted(judged: list[Judged], first: Judged | None) -> list[Judged]:
-    return [j for j in judged if j is not first and j.rule is not None]
+    """What a rule knows besides the first cause; a wait that ended by itself is nothing."""
+    return [j for j in judged if j is not first and j.rule is not None and not (j.role == "symptom" and j.handled)]

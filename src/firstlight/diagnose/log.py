@@ -175,7 +175,7 @@ class LogReader:
     def _unit(self, unit: Unit) -> None:
         if unit.kind == "line" and self._count_benign(unit.text, unit.line):
             return
-        unit.phase = self.phases.get(unit.worker) or self.phase
+        unit.phase = "serving" if self.ready_line and unit.line > self.ready_line else self.phases.get(unit.worker) or self.phase
         key = (template(unit.head), unit.type or "")
         if known := self._index.get(key):
             known.count += 1

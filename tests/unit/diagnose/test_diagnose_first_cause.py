@@ -1,0 +1,182 @@
+"""First cause over several processes: wrappers, consequences, chains, interleaving, endings."""
+
+import pytest
+
+from firstlight.diagnose.diagnose import diagnose
+
+HEAD = """(APIServer pid=9) INFO 10-12 08:00:00 [api_utils.py:273] non-default args: {'model': '/m', 'gpu_memory_utilization': 0.9}
+(APIServer pid=9) INFO 10-12 08:00:01 [model.py:598] Resolved architecture: XForCausalLM
+(EngineCore pid=20) INFO 10-12 08:00:02 [core.py:114] Initializing a V1 LLM engine (v0.25.1) with config: model='/m', tensor_parallel_size=2
+(Worker_TP0 pid=30) INFO 10-12 08:00:05 [gpu_model_runner.py:5209] Starting to load model /m...
+(Worker_TP1 pid=31) INFO 10-12 08:00:05 [gpu_model_runner.py:5209] Starting to load model /m...
+"""
+READY = "(APIServer pid=9) INFO:     Application startup complete.\n"
+KV = (
+    "ValueError: To serve at least one request with the model's max seq len (90112), (7.91 GiB KV cache is needed, which is larger than the "
+    "available KV cache memory (3.30 GiB). Based on the available memory, the estimated maximum model length is 37552."
+)
+
+
+def traceback(prefix: str, *frames: str, error: str) -> str:
+    lines = ["Traceback (most recent call last):"]
+    for frame in frames:
+        lines += [f'  File "/x/{frame}.py", line 3, in {frame}', f"    {frame}()"]
+    return "".join(f"{prefix}{line}\n" for line in [*lines, error])
+
+
+def errors(worker: str, pid: int, *frames: str, error: str) -> str:
+    return traceback(f"({worker} pid={pid}) ERROR 10-12 08:00:09 [multiproc_executor.py:870] ", *frames, error=error)
+
+
+def test_wrappers_are_never_the_cause() -> None:
+    text = HEAD + errors("EngineCore", 20, "run_engine_core", error=KV)
+    text += traceback(
+        "(APIServer pid=9) ", "wait", error="RuntimeError: Engine core initialization failed. See root cause above. Failed core proc(s): {}"
+    )
+    found = diagnose(text.encode())
+    assert found.outcome == "failed"
+    assert found.cause is not None
+    assert found.cause.code == "kv-too-small-for-max-len"
+    assert found.cause.evidence[0].worker == "EngineCore"
+    assert found.remedies[0].change == {"max_model_len": 37552}
+    assert found.facts["max_model_len_that_fits"] == 37552
+    assert "wrapper-only" in [c.code for c in found.contributing]
+
+
+def test_the_first_worker_in_time_wins_and_a_lost_peer_is_a_consequence() -> None:
+    lost = "torch.distributed.DistBackendError: [0] store->get('1') got error: Connection closed by peer"
+    text = HEAD + errors("Worker_TP0", 30, "broadcast", error=lost)
+    text += errors("Worker_TP1", 31, "load_model", error="torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.")
+    found = diagnose(text.encode())
+    assert found.cause is not None
+    assert found.cause.code == "oom-weight-load"
+    assert "nccl-remote-error" in [c.code for c in found.contributing]
+
+
+def test_the_same_error_of_every_rank_is_one_cause_with_its_workers() -> None:
+    text = HEAD
+    for rank in range(8):
+        text += errors(
+            f"Worker_TP{rank}", 30 + rank, "load_model", error=f"torch.OutOfMemoryError: CUDA out of memory. GPU {rank} has {rank}.5 GiB"
+        )
+    found = diagnose(text.encode())
+    assert found.cause is not None
+    assert found.facts["workers"] == [f"Worker_TP{rank}" for rank in range(8)]
+    assert [e.worker for e in found.cause.evidence] == [f"Worker_TP{rank}" for rank in range(6)]
+
+
+def test_interleaved_tracebacks_are_put_together_per_worker() -> None:
+    a = errors("Worker_TP0", 30, "capture_model", error="torch.OutOfMemoryError: CUDA out of memory.").splitlines()
+    b = errors("Worker_TP1", 31, "capture_model", error="torch.OutOfMemoryError: CUDA out of memory.").splitlines()
+    mixed = [line for pair in zip(a, b, strict=True) for line in pair]
+    found = diagnose((HEAD + "\n".join(mixed) + "\n").encode())
+    assert found.cause is not None
+    assert found.cause.code == "oom-cudagraph-capture"
+    assert len(found.cause.evidence) == 2
+
+
+def test_in_a_chain_the_known_exception_wins_over_what_was_raised_from_it() -> None:
+    prefix = "(EngineCore pid=20) ERROR 10-12 08:00:09 [core.py:1231] "
+    text = HEAD + errors("EngineCore", 20, "open", error="FileNotFoundError: [Errno 2] No such file or directory: 'nvcc'").replace(
+        "multiproc_executor.py:870", "core.py:1231"
+    )
+    text += f"{prefix}\n{prefix}The above exception was the direct cause of the following exception:\n{prefix}\n"
+    text += traceback(prefix, "build", error="RuntimeError: building the sampler did not work")
+    found = diagnose(text.encode())
+    assert found.cause is not None
+    assert found.cause.code == "jit-nvcc-missing"
+
+
+def test_an_unknown_exception_is_named_and_nothing_is_guessed() -> None:
+    text = HEAD + errors("Worker_TP1", 31, "forward", error="RuntimeError: flux capacitor 88 at 0x7f12 has no '/srv/charge'")
+    text += errors(
+        "EngineCore", 20, "run", error="Exception: WorkerProc initialization failed due to an exception in a background process."
+    )
+    found = diagnose(text.encode())
+    assert found.outcome == "failed"
+    assert found.cause is None
+    assert found.unknown is not None
+    assert found.unknown.first_exception is not None
+    assert "Worker_TP1" in found.unknown.first_exception
+    assert found.unknown.template == "RuntimeError: flux capacitor N at X has no '…'"
+
+
+def test_only_a_wrapper_means_that_the_cause_is_not_visible() -> None:
+    text = HEAD + "(APIServer pid=9) RuntimeError: Engine core initialization failed. See root cause above. Failed core proc(s): {}\n"
+    found = diagnose(text.encode())
+    assert found.cause is not None
+    assert found.cause.code == "cause-not-visible"
+    assert any("collect" in (r.action or "") for r in found.remedies)
+
+
+@pytest.mark.parametrize(
+    ("status", "code"),
+    [(-9, "process-killed"), (137, "process-killed"), (-11, "process-crashed"), (-6, "process-crashed"), (1, "cause-not-visible")],
+)
+def test_exit_statuses_say_what_the_text_does_not(status: int, code: str) -> None:
+    found = diagnose(HEAD.encode(), exit_status=status)
+    assert found.outcome == "failed"
+    assert found.cause is not None
+    assert found.cause.code == code
+
+
+def test_exit_codes_in_the_log_are_read_and_the_kernel_decides() -> None:
+    text = (
+        HEAD
+        + "(EngineCore pid=20) ERROR 10-12 08:00:09 [x.py:1] Worker proc VllmWorker-1 died unexpectedly (exit code: -9), shutting down executor.\n"
+    )
+    assert diagnose(text.encode()).cause.code == "process-killed"  # type: ignore[union-attr]
+    proven = diagnose(text.encode(), context={"cgroup_oom_kills": 1})
+    assert proven.cause is not None
+    assert proven.cause.code == "host-ram-oom"
+    assert proven.cause.confidence > 0.9
+
+
+def test_an_error_that_the_start_went_on_after_is_not_a_failure() -> None:
+    text = HEAD + errors("EngineCore", 20, "probe", error="RuntimeError: no such feature")
+    text += "(EngineCore pid=20) INFO 10-12 08:00:20 [gpu_worker.py:538] Available KV cache memory: 11.08 GiB\n"
+    assert diagnose(text.encode()).outcome == "incomplete"
+    assert diagnose((text + READY).encode()).outcome == "ready"
+
+
+def test_a_request_that_fails_does_not_make_a_server_fail() -> None:
+    text = HEAD + READY + traceback("(APIServer pid=9) ERROR 10-12 09:00:00 [serving.py:1] ", "chat", error="ValueError: bad request 17")
+    assert diagnose(text.encode()).outcome == "ready"
+
+
+def test_an_engine_that_dies_after_ready_is_a_serving_failure() -> None:
+    text = (
+        HEAD
+        + READY
+        + errors("Worker_TP0", 30, "execute_model", error="torch.AcceleratorError: CUDA error: an illegal memory access was encountered")
+    )
+    text += "(APIServer pid=9) vllm.v1.engine.exceptions.EngineDeadError: EngineCore encountered an issue. See stack trace (above).\n"
+    found = diagnose(text.encode())
+    assert (found.outcome, found.phase) == ("serving-failed", "serving")
+    assert found.cause is not None
+    assert found.cause.code == "illegal-memory-access-kernel"
+
+
+def test_a_stop_by_signal_is_no_failure() -> None:
+    text = HEAD + READY + "(EngineCore pid=20) INFO 10-12 09:00:00 [core.py:1214] [shutdown] EngineCore: trigger received signal=SIGTERM\n"
+    text += traceback("(EngineCore pid=20) ", "poll", error="KeyboardInterrupt")
+    assert diagnose(text.encode(), exit_status=-15).outcome == "ready"
+
+
+def test_a_new_start_after_a_crash_is_judged_on_its_own() -> None:
+    first = HEAD + errors("Worker_TP0", 30, "load_model", error="torch.OutOfMemoryError: CUDA out of memory.")
+    banner = "(APIServer pid=90) INFO 10-12 08:10:00 [api_utils.py:339]  ▄▄ ▄█ █     █     █ ▀▄▀ █  version 0.25.1\n"
+    found = diagnose((first + banner + HEAD + READY).encode())
+    assert found.outcome == "ready"
+    assert found.cause is None
+
+
+def test_harmless_lines_are_counted_with_their_numbers() -> None:
+    text = HEAD + "(EngineCore pid=20) WARNING 10-12 08:00:09 [x.py:1] [Autotuner]: Skipping tactic 3 due to failure\n" * 3 + READY
+    found = diagnose(text.encode())
+    assert [(b.code, b.count, b.lines) for b in found.benign] == [("benign-autotuner-skip", 3, [6, 7, 8])]
+    assert found.cause is None
+
+
+def test_an_empty_log_is_incomplete() -> None:
+    assert diagnose(b"").outcome == "incomplete"
