@@ -89,9 +89,10 @@ _PLAIN = (
 
 
 def parse_version(text: str) -> tuple[int, ...]:
-    """The release numbers at the front: `v0.16.0rc2` -> (0, 16, 0). No number: (0,)."""
+    """The release numbers at the front, three at least: `v0.16rc2` -> (0, 16, 0). No number: (0, 0, 0)."""
     match = re.match(r"v?(\d+(?:\.\d+)*)", text)
-    return tuple(int(part) for part in match[1].split(".")) if match else (0,)
+    numbers = tuple(int(part) for part in match[1].split(".")) if match else ()
+    return numbers + (0,) * (3 - len(numbers))
 
 
 def at(table: dict[str, Any], release: tuple[int, ...]) -> Any:
@@ -101,7 +102,7 @@ def at(table: dict[str, Any], release: tuple[int, ...]) -> Any:
 
 
 def _next_minor(release: tuple[int, ...]) -> tuple[int, ...]:
-    return (*release[:1], release[1] + 1) if len(release) > 1 else (release[0] + 1,)
+    return (release[0], release[1] + 1, 0)
 
 
 @cache

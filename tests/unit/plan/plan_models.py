@@ -6,17 +6,32 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from shapes import groups_from_config
+from plan_shapes import groups_from_config
 
 from firstlight.core.checkpoint import Checkpoint, KvCacheGroup, QuantSpec
 
 DATA = Path(__file__).parents[2] / "data" / "plan"
-KIMI = {
-    "model_type": "deepseek_v3", "hidden_size": 7168, "intermediate_size": 18432, "moe_intermediate_size": 2048, "num_attention_heads": 64,
-    "num_key_value_heads": 64, "vocab_size": 163840, "max_position_embeddings": 262144, "n_routed_experts": 384, "num_experts_per_tok": 8,
-    "n_shared_experts": 1, "first_k_dense_replace": 1, "q_lora_rank": 1536, "kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64,
-    "v_head_dim": 128, "topk_method": "noaux_tc", "scoring_func": "sigmoid",
-}  # fmt: skip
+KIMI: dict[str, Any] = {
+    "model_type": "deepseek_v3",
+    "hidden_size": 7168,
+    "intermediate_size": 18432,
+    "moe_intermediate_size": 2048,
+    "num_attention_heads": 64,
+    "num_key_value_heads": 64,
+    "vocab_size": 163840,
+    "max_position_embeddings": 262144,
+    "n_routed_experts": 384,
+    "num_experts_per_tok": 8,
+    "n_shared_experts": 1,
+    "first_k_dense_replace": 1,
+    "q_lora_rank": 1536,
+    "kv_lora_rank": 512,
+    "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64,
+    "v_head_dim": 128,
+    "topk_method": "noaux_tc",
+    "scoring_func": "sigmoid",
+}
 VISION = {
     "moonvit": {
         "vt_hidden_size": 1152,
