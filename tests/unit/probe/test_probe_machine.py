@@ -1,48 +1,20 @@
 """Facts become a Machine: recorded texts of several machines, then this one."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import pytest
+from recorded_host import recorded_machine
 
-from firstlight.core.errors import HostError
 from firstlight.core.machine import Machine
-from firstlight.core.ports import Completed
 from firstlight.core.schema import decode, encode
 from firstlight.core.units import MIB
-from firstlight.probe.facts import cuda, nvidia, system, topology
 from firstlight.probe.local import LocalHost
 from firstlight.probe.machine import probe_machine
 
-FACTS = Path(__file__).parents[2] / "facts"
-KNOWN = {
-    f.argv: f.name for f in (nvidia.SMI, nvidia.CAPABILITY, nvidia.LISTED, nvidia.BUS, cuda.CUDA, topology.TOPOLOGY, topology.P2P_ALLOWED)
-}
-KNOWN |= {f.argv: f.name for f in system.SYSTEM_FACTS}
-
-
-class RecordedHost:
-    """A host that is a set of texts: fact name -> case folder. Everything else is an absent command."""
-
-    name, is_local = "recorded", False
-
-    def __init__(self, cases: Mapping[str, str], variables: Mapping[str, str] | None = None) -> None:
-        self._cases, self._variables = cases, variables or {}
-
-    def run(self, argv: Sequence[str], **_: Any) -> Completed:
-        script = " ".join(argv)
-        name = KNOWN.get(tuple(argv)) or ("gpu-processes" if "btime" in script else "space" if "df -kP" in script else "")
-        if name not in self._cases:
-            raise HostError("command-not-found", "not recorded")
-        return Completed(returncode=0, stdout=(FACTS / name / self._cases[name] / "stdout").read_bytes(), stderr=b"")
-
-    def environ(self) -> Mapping[str, str]:
-        return self._variables
-
 
 def machine(variables: Mapping[str, str] | None = None, **cases: str) -> Machine:
-    found = probe_machine(RecordedHost({k.replace("_", "-"): v for k, v in cases.items()}, variables))  # type: ignore[arg-type]
+    found = recorded_machine({k.replace("_", "-"): v for k, v in cases.items()}, variables)
     assert decode(encode(found), Machine) == found, "a machine file replays"
     return found
 
@@ -154,5 +126,5 @@ def test_this_machine(tmp_path: Path) -> None:
     assert found.cpu_count
     assert found.limits["nofile"]
     assert [s.path for s in found.storage] == [str(tmp_path), str(tmp_path / "not" / "yet")]
-    assert found.storage[0].free_bytes == found.storage[1].free_bytes
+    assert found.storage[0].total_bytes == found.storage[1].total_bytes
     assert set(raw) >= {"uname", "cpu", "meminfo", "cgroup", "limits", "mounts", "space", "ports", "tools", "nvidia-smi", "pci-bus"}

@@ -46,10 +46,11 @@ def quantization_blocks(context: Context) -> Iterator[Finding]:
     size = quantization.group_size
     block = max(size) if isinstance(size, list) and size else size if isinstance(size, int) else 128
     tp = context.tensor_parallel_size
+    heads = context.checkpoint.config.get("num_attention_heads") or 0
     for name, width in _split_widths(context):
         if width % tp or (width // tp) % block:
             experts = name.startswith("moe") and not (context.candidate and context.candidate.enable_expert_parallel)
-            cures = [f"--tensor-parallel-size {_whole(width, block, tp)}", *(["--enable-expert-parallel"] if experts else [])]
+            cures = [f"--tensor-parallel-size {_whole(width, block, tp, heads)}", *(["--enable-expert-parallel"] if experts else [])]
             yield blocker(
                 "tp-quant-block-not-divisible",
                 f"{name} {width} split over {tp} GPUs is not a whole number of {block}-wide FP8 blocks",
@@ -58,8 +59,8 @@ def quantization_blocks(context: Context) -> Iterator[Finding]:
             )
 
 
-def _whole(width: int, block: int, tp: int) -> str:
-    return _near(tp, lambda n: width % n == 0 and (width // n) % block == 0)
+def _whole(width: int, block: int, tp: int, heads: int) -> str:
+    return _near(tp, lambda n: width % n == 0 and (width // n) % block == 0 and heads % n == 0)
 
 
 def _split_widths(context: Context) -> list[tuple[str, int]]:

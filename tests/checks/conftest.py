@@ -1,0 +1,6 @@
+"""The recorded machines of tests/facts are at hand here too."""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "facts"))
