@@ -22,6 +22,11 @@ class Distribution(msgspec.Struct, frozen=True, kw_only=True):
     requires_python: str | None = None
 
 
+def required_names(requires: list[str]) -> list[str]:
+    """Names of the distributions that a release needs whatever the platform: `torch==2.13.0; …` -> `torch`, without extras."""
+    return [match[0] for line in requires if "extra ==" not in line and (match := re.match(r"[\w.-]+", line))]
+
+
 def resolve(host: Host, python: str, requirement: str, *, timeout: float = 120.0) -> Distribution:
     """The one file that pip would take for `requirement`, without installing or fully downloading it.
 

@@ -9,7 +9,7 @@ from firstlight.core.errors import FirstlightError, HostError
 from firstlight.core.ids import digest
 from firstlight.core.ports import Host
 
-_START = "import sys; sys.path.insert(0, sys.argv[1]); from {package}.main import main; main()"
+_START = "import sys; sys.path.insert(0, sys.argv[1]); from {package}.{module} import main; main()"
 
 
 class ScriptFailed(FirstlightError):
@@ -17,8 +17,9 @@ class ScriptFailed(FirstlightError):
 
 
 def scripts(engine: str, package: str) -> dict[str, bytes]:
-    """The files of `firstlight.engines.ENGINE.inside.PACKAGE`."""
-    folder = importlib.resources.files(f"firstlight.engines.{engine}.inside") / package
+    """The files of `firstlight.engines.ENGINE.inside.PACKAGE`, or of `inside` itself."""
+    inside = importlib.resources.files(f"firstlight.engines.{engine}.inside")
+    folder = inside if package == "inside" else inside / package
     return {f.name: f.read_bytes() for f in folder.iterdir() if f.name.endswith(".py")}
 
 
@@ -33,14 +34,22 @@ def carry(host: Host, engine: str, package: str, cache: str) -> str:
 
 
 def run_inside(
-    host: Host, python: str, request: dict[str, Any], *, cache: str, timeout: float, engine: str = "vllm", package: str = "asking"
+    host: Host,
+    python: str,
+    request: dict[str, Any],
+    *,
+    cache: str,
+    timeout: float,
+    engine: str = "vllm",
+    package: str = "asking",
+    module: str = "main",
 ) -> dict[str, Any]:
     """One question to the engine behind `python`. The script ends itself at `timeout`; a little later it is killed.
 
     Raises ScriptFailed `asking-failed`.
     """
     folder = carry(host, engine, package, cache)
-    argv = [python, "-I", "-c", _START.format(package=package), folder]
+    argv = [python, "-I", "-c", _START.format(package=package, module=module), folder]
     try:
         done = host.run(argv, stdin=msgspec.json.encode({**request, "timeout": timeout}), timeout=timeout + 20)
     except HostError as e:

@@ -99,7 +99,7 @@ def choose(version: str | None, sm: int, layer: str, kv_cache_dtype: str = "auto
 
 def first_release_with(sm: int, layer: str, kv_cache_dtype: str, *, after: str | None = None) -> str | None:
     """The earliest release (later than `after`) that has a backend for the cell: what an upgrade must reach."""
-    later = [r.version for r in table().releases if after is None or _key(r.version) > _key(after)]
+    later = [r.version for r in table().releases if after is None or version_key(r.version) > version_key(after)]
     return next((v for v in later if choose(v, sm, layer, kv_cache_dtype)), None)
 
 
@@ -117,9 +117,9 @@ def release_for(version: str | None) -> str | None:
         return None
     if version in releases:
         return version
-    wanted = _key(version)[:2]
-    same = [v for v in releases if _key(v)[:2] == wanted]
-    older = [v for v in releases if _key(v)[:2] < wanted]
+    wanted = version_key(version)[:2]
+    same = [v for v in releases if version_key(v)[:2] == wanted]
+    older = [v for v in releases if version_key(v)[:2] < wanted]
     return same[-1] if same else older[-1] if older else None
 
 
@@ -164,7 +164,7 @@ def _history(text: str, versions: list[str]) -> dict[str, str]:
 
 def _late(release: str, sm: int, backend: str, kv_cache_dtype: str) -> str | None:
     for late in table().late:
-        inside = _key(late.releases[0]) <= _key(release) <= _key(late.releases[-1])
+        inside = version_key(late.releases[0]) <= version_key(release) <= version_key(late.releases[-1])
         if inside and late.backend == backend and late.kv_cache_dtype == kv_cache_dtype and sm in late.sms:
             return late.raises
     return None
@@ -177,7 +177,8 @@ def _sm_in_table(sm: int) -> int | None:
     return max(below) if below else None
 
 
-def _key(version: str) -> tuple[int, ...]:
+def version_key(version: str) -> tuple[int, ...]:
+    """Orders releases: `0.16.0rc2.dev313` -> (0, 16, 0)."""
     match = re.match(r"v?(\d+(?:\.\d+)*)", version)
     return tuple(int(part) for part in match[1].split(".")) if match else ()
 

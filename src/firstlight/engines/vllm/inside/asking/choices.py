@@ -18,14 +18,16 @@ class Watch:
 
         def listening(device_capability: Any, attn_selector_config: Any, *args: Any, **kwargs: Any) -> Any:
             valid, rejected = original(device_capability, attn_selector_config, *args, **kwargs)
-            self.seen.append({"config": attn_selector_config._asdict(), "rejected": reasons(rejected)})
+            asked = attn_selector_config._asdict()
+            row = {"layer": layer_name(asked), "kv_cache_dtype": str(asked["kv_cache_dtype"]), "valid": len(valid)}
+            self.seen.append({**row, "rejected": reasons(rejected)})
             return valid, rejected
 
         platform.get_valid_backends = listening
 
     def rejected(self, layer: str, kv_cache_dtype: str) -> dict[str, list[str]]:
         for entry in self.seen:
-            if layer_name(entry["config"]) == layer and entry["config"]["kv_cache_dtype"] == kv_cache_dtype:
+            if entry["layer"] == layer and entry["kv_cache_dtype"] == kv_cache_dtype:
                 return dict(entry["rejected"])
         return {}
 

@@ -82,7 +82,8 @@ def prepare(request: dict[str, Any]) -> Any:
         return None
     spoof.Gpu.sm = (gpu["sm"] // 10, gpu["sm"] % 10)
     spoof.Gpu.count, spoof.Gpu.memory, spoof.Gpu.name = gpu["count"], gpu["memory"], gpu["name"]
-    stubs.install(request.get("extensions", []), request.get("packages", stubs.KERNEL_PACKAGES), request.get("required", []))
+    extensions, packages = (request["extensions"], stubs.KERNEL_PACKAGES) if source else stubs.installed("vllm")
+    stubs.install(extensions, packages, request.get("required", []))
     spoof.spoof_torch()
     return spoof.spoof_platform(source)
 

@@ -27,9 +27,21 @@ def ask(request: dict[str, Any], platform: Any, answer: dict[str, Any]) -> None:
         found.append(layers)
     answer["phase"] = "kv-cache"
     answer["config"] = settings.resolved(config)
-    if request.get("kv_bytes") and any(found):
-        answer["blocks"] = cache.blocks(config, found, [int(request["kv_bytes"])] * len(found))
+    answer["kv_bytes"] = available = _kv_bytes(request, config, answer["ranks"])
+    if available and any(found):
+        answer["blocks"] = cache.blocks(config, found, [available] * len(found))
         answer["config"]["max_model_len"] = config.model_config.max_model_len
+
+
+def _kv_bytes(request: dict[str, Any], config: Any, ranks: list[dict[str, Any]]) -> int | None:
+    """Bytes for KV cache on the rank with least of them: as told, or what its weights and the plan's other parts leave."""
+    if request.get("kv_bytes"):
+        return int(request["kv_bytes"])
+    if request.get("beside_weights") is None or not ranks:
+        return None
+    usable = int(request["memory"] * config.cache_config.gpu_memory_utilization)
+    heaviest: int = max(rank["weights"]["allocated_bytes"] for rank in ranks)
+    return max(0, usable - heaviest - int(request["beside_weights"]))
 
 
 def _rank(config: Any, number: int, platform: Any, watch: choices.Watch, answer: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:

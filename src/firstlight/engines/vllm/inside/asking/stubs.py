@@ -14,6 +14,7 @@ import re
 import sys
 import types
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import Any
 
 # Kernel packages that open the CUDA driver when imported. They come with the engine's CUDA wheel as its dependencies.
@@ -140,6 +141,14 @@ def install(extensions: Iterable[str], packages: Iterable[str], required: Iterab
     missing = {name for name in names if importlib.util.find_spec(name) is None}
     sys.meta_path.append(StubFinder((), missing))
     _give_versions(missing)
+
+
+def installed(package: str) -> tuple[list[str], frozenset[str]]:
+    """(compiled files of an installed package, kernel packages beside it): what this environment has, and nothing more."""
+    spec = importlib.util.find_spec(package)
+    folders = [Path(place) for place in (spec.submodule_search_locations or ())] if spec else []
+    files = [f"{package}/{file.relative_to(folder)}" for folder in folders for file in folder.rglob("*.so")]
+    return files, frozenset(name for name in KERNEL_PACKAGES if importlib.util.find_spec(name) is not None)
 
 
 def _give_versions(missing: set[str]) -> None:

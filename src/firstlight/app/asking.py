@@ -1,0 +1,160 @@
+"""Composes a question to an engine: model, machine and plan as `plan` looks at them, then the environment that answers."""
+
+import os
+import sys
+from collections.abc import Callable
+
+import msgspec
+
+from firstlight.app.consent import Consent
+from firstlight.app.places import cache_folder, data_folder
+from firstlight.app.plan_options import Planning
+from firstlight.app.planning import Looked, compute, look
+from firstlight.core.answer import EngineAnswer
+from firstlight.core.errors import UsageError
+from firstlight.core.machine import EngineInstall
+from firstlight.core.plan import Candidate, EngineRef
+from firstlight.core.ports import Host, Source
+from firstlight.core.units import parse_bytes
+
+
+class Asking(msgspec.Struct, frozen=True, kw_only=True):
+    """The options of `ask` that no other verb has."""
+
+    engine_python: str | None = None
+    engine_wheel: str | None = None
+    timeout: float = 120.0
+    memory_limit: str = "4GiB"
+    yes: bool = False
+
+
+def ask_with(planning: Planning, asking: Asking, *, on_step: Callable[[str], None] = lambda text: None) -> EngineAnswer:
+    """Raises FirstlightError; what the engine refuses or does not know is in the answer."""
+    from firstlight.ask.ask import ask
+    from firstlight.probe.hosts import open_host
+
+    host = open_host("local")
+    looked = look(_with_engine(planning, asking))
+    install = _install(host, asking, looked)
+    wheel = _wheel(asking, looked, install)
+    return ask(
+        host,
+        checkpoint=looked.checkpoint,
+        machine=looked.machine,
+        candidate=_candidate(planning, looked, install),
+        install=install,
+        wheel=wheel,
+        cache=str(cache_folder() / "ask"),
+        timeout=asking.timeout,
+        memory_limit_bytes=_bytes(asking.memory_limit),
+        asking=asking_environment(host, asking.yes, on_step) if wheel and looked.engine.name == "vllm" else None,
+        source=_source(looked, host),
+        on_step=on_step,
+    )
+
+
+def _with_engine(planning: Planning, asking: Asking) -> Planning:
+    """`--engine-wheel vllm==0.16.0` names the engine and version that the plan is for, too."""
+    if asking.engine_wheel is None:
+        return planning
+    name, _, version = asking.engine_wheel.partition("==")
+    if not version:
+        raise UsageError("wheel-without-version", f"{asking.engine_wheel!r} names no release", hint="--engine-wheel vllm==0.16.0")
+    return msgspec.structs.replace(planning, intent=msgspec.structs.replace(planning.intent, engine=f"{name}@{version}"))
+
+
+def _install(host: Host, asking: Asking, looked: Looked) -> EngineInstall | None:
+    """The engine in the interpreter that was named, else one of this machine in the version asked about."""
+    from firstlight.engines.registry import load_adapters
+    from firstlight.probe.engines import find_engines
+
+    if asking.engine_wheel:
+        return None
+    adapters = [a for a in load_adapters() if a.name == looked.engine.name]
+    hints = [asking.engine_python] if asking.engine_python else [i.python for i in _ours(host) if i.python]
+    found = find_engines(host, adapters, hints=hints)
+    if asking.engine_python:
+        wanted = os.path.realpath(asking.engine_python)
+        found = [i for i in found if (i.python and os.path.realpath(i.python) == wanted) or i.python == asking.engine_python]
+        if not found:
+            raise UsageError(
+                "no-engine-there", f"{asking.engine_python} has no {looked.engine.name}", hint="firstlight engines list shows what is here"
+            )
+    version = looked.engine.version
+    fitting = [i for i in found if version is None or i.version == version]
+    return fitting[0] if fitting else None
+
+
+def _wheel(asking: Asking, looked: Looked, install: EngineInstall | None) -> str | None:
+    """The release to ask when nothing installed can answer about a GPU: the one named, else the newest in the table."""
+    if looked.engine.name != "vllm" or asking.engine_wheel or (install is not None and install.device != "cpu"):
+        return asking.engine_wheel
+    from firstlight.catalog.backends import table
+
+    version = looked.engine.version or (install.version if install else None) or table().releases[-1].version
+    return f"vllm=={version}"
+
+
+def _candidate(planning: Planning, looked: Looked, install: EngineInstall | None) -> Candidate:
+    """What the plan would start; where the plan sees nothing that works, the flags as given, so that the engine says it itself."""
+    known = looked if install is None else looked._replace(install=install)
+    found = compute(planning, known)
+    if found.best is not None:
+        return found.best
+    pins = planning.intent.pins
+    fields = {f: v for f in Candidate.__struct_fields__ if (v := getattr(pins, f, None)) is not None}
+    fields.setdefault("tensor_parallel_size", _power_of_two(len(looked.machine.accelerators)))
+    return Candidate(engine=looked.engine, args=list(planning.intent.extra_args), **fields)
+
+
+def _power_of_two(count: int) -> int:
+    return 1 << max(0, count.bit_length() - 1)
+
+
+def asking_environment(host: Host, yes: bool, on_step: Callable[[str], None]) -> EngineInstall:
+    """The one environment that releases are asked in: the newest CPU build here, made with consent when there is none."""
+    from firstlight.ask.environments import make_environment, prepare
+
+    ready = [i for i in _ours(host) if i.engine == "vllm" and i.device == "cpu"]
+    if named := os.environ.get("FIRSTLIGHT_ENGINE_PYTHON"):
+        ready = [EngineInstall(engine="vllm", python=named, device="cpu"), *ready]
+    if ready:
+        return ready[0]
+    python = _base_python()
+    recipe = prepare(host, python, EngineRef(name="vllm"), cpu=True)
+    folder = str(data_folder() / "engines" / recipe.name)
+    Consent(yes=yes).require(
+        "install",
+        f"make the environment that engines are asked in ({recipe.requirement})?",
+        evidence=("1 GB to download, 3.5 GB on disk", folder),
+    )
+    return make_environment(host, folder, recipe, python=python, on_step=on_step)
+
+
+def _base_python() -> str:
+    return os.path.realpath(getattr(sys, "_base_executable", None) or sys.executable)
+
+
+def _ours(host: Host) -> list[EngineInstall]:
+    """Newest first."""
+    from firstlight.ask.environments import environments
+    from firstlight.catalog.backends import version_key
+
+    found = environments(host, str(data_folder() / "engines"))
+    return sorted(found, key=lambda i: version_key(i.version or "0"), reverse=True)
+
+
+def _source(looked: Looked, host: Host) -> Source | None:
+    """Where the model's JSON comes from when it is not a folder on this host."""
+    if looked.checkpoint.path or looked.checkpoint.format == "gguf":
+        return None
+    from firstlight.inspect.sources import open_source
+
+    return open_source(looked.checkpoint.ref, host, revision=looked.checkpoint.revision)
+
+
+def _bytes(text: str) -> int:
+    try:
+        return parse_bytes(text)
+    except ValueError:
+        raise UsageError("bad-size", f"--memory-limit cannot be {text!r}", hint="4GiB, or a number of bytes") from None
