@@ -4,6 +4,7 @@ Speaks the Hugging Face hub's API (HF_ENDPOINT, HF_TOKEN). The token goes to the
 """
 
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -58,6 +59,7 @@ class HubSource:
         headers = {"user-agent": f"firstlight/{__version__}", "accept-encoding": "identity"}
         limits = httpx2.Limits(max_connections=PARALLEL, max_keepalive_connections=PARALLEL)
         self._client = httpx2.Client(headers=headers, timeout=TIMEOUT, limits=limits, follow_redirects=True)
+        weakref.finalize(self, self._client.close)  # connections are kept for the next range, not longer than the source
 
     def list(self) -> Sequence[FileInfo]:
         """Files with their sizes (and sha256 where the hub keeps large files); fixes the revision to its commit."""

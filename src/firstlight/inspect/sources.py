@@ -61,6 +61,9 @@ def _existing(ref: str, host: Host) -> str | None:
 def _open_path(ref: str, path: str, host: Host) -> Source:
     if _is_folder(path, host):
         return FolderSource(ref, path, host)
+    if path.endswith((".safetensors", ".json", ".bin")):
+        folder = posixpath.dirname(path)
+        raise InputError("not-a-checkpoint", f"{ref} is one file of a checkpoint", evidence=(path,), hint=f"name its folder: {folder}")
     return GgufSource(ref, path, host)
 
 

@@ -56,6 +56,8 @@ def write_sharded(folder: Path, tensors: Tensors, shards: int) -> list[Path]:
     paths, weight_map = [], {}
     for i in range(shards):
         part = names[i * cut : (i + 1) * cut]
+        if not part:
+            break
         path = folder / f"model-{i + 1:05d}-of-{shards:05d}.safetensors"
         write_shard(path, {n: tensors[n] for n in part})
         weight_map |= dict.fromkeys(part, path.name)

@@ -1,0 +1,208 @@
+"""Quantization as each producer writes it, the list of exceptions as each reader reads it, and configs that the tensors belie."""
+
+import json
+
+import pytest
+from inspect_made import codes, look, tiny, tiny_tensors, write_shard, write_tiny
+
+from firstlight.core.checkpoint import QuantSpec, TensorGroup
+from firstlight.inspect.config import normalise
+from firstlight.inspect.derive.derive import expected_groups
+from firstlight.inspect.ignore import Ignored, vllm_name, vllm_rule
+from firstlight.inspect.quant import kv_quantization, quant_spec
+
+LINEAR = {"weights": {"num_bits": 8, "type": "float", "strategy": "channel"}, "targets": ["Linear"]}
+
+
+def _ct(weights, acts=None, form=""):
+    return {
+        "quant_method": "compressed-tensors", "format": form, "ignore": ["lm_head"],
+        "config_groups": {"group_0": {"targets": ["Linear"], "weights": weights, "input_activations": acts}},
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("config", "method", "form", "bits", "group"),
+    [
+        ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, "modelopt", "nvfp4", 4, 16),
+        ({"quant_method": "modelopt", "quant_algo": "FP8"}, "modelopt", "fp8", 8, None),
+        ({"quant_algo": "FP8"}, "modelopt", "fp8", 8, None),
+        ({"quant_method": "modelopt", "quant_algo": "W4A8_AWQ"}, "modelopt", "int4", 4, 128),
+        (_ct({"num_bits": 4, "type": "float", "group_size": 16}, {"num_bits": 4, "type": "float"}), "compressed-tensors", "nvfp4", 4, 16),
+        (_ct({"num_bits": 4, "type": "float", "group_size": 32}, form="mxfp4-pack-quantized"), "compressed-tensors", "mxfp4", 4, 32),
+        (_ct({"num_bits": 8, "type": "float"}, {"num_bits": 8, "type": "float"}), "compressed-tensors", "fp8", 8, None),
+        (_ct({"num_bits": 8, "type": "float", "strategy": "block"}), "compressed-tensors", "fp8-block", 8, None),
+        (_ct({"num_bits": 4, "type": "int", "group_size": 128}), "compressed-tensors", "int4", 4, 128),
+        (_ct({"num_bits": 8, "type": "int"}, {"num_bits": 8, "type": "int"}), "compressed-tensors", "int8", 8, None),
+        ({"quant_method": "fp8", "weight_block_size": [128, 128]}, "fp8", "fp8-block", 8, [128, 128]),
+        ({"quant_method": "fp8"}, "fp8", "fp8", 8, None),
+        ({"quant_method": "fbgemm_fp8", "modules_to_not_convert": ["x"]}, "fbgemm_fp8", "fp8", 8, None),
+        ({"quant_method": "mxfp4"}, "mxfp4", "mxfp4", 4, 32),
+        ({"quant_method": "awq", "bits": 4, "group_size": 128}, "awq", "int4", 4, 128),
+        ({"quant_method": "gptq", "bits": 8, "group_size": 32, "dynamic": {"-:.*down": {}}}, "gptq", "int8", 8, 32),
+        ({"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}, "bitsandbytes", "nf4", 4, 64),
+        ({"quant_method": "bitsandbytes", "load_in_8bit": True}, "bitsandbytes", "int8", 8, None),
+        ({"quant_method": "aqlm", "nbits": 2}, "aqlm", None, 2, None),
+    ],
+)  # fmt: skip
+def test_methods_and_formats(config, method, form, bits, group):
+    spec = quant_spec(config, None)
+    assert (spec.method, spec.format, spec.bits, spec.group_size) == (method, form, bits, group)
+
+
+def test_two_groups_are_mixed():
+    config = _ct({"num_bits": 8, "type": "float"})
+    config["config_groups"]["group_1"] = {"targets": ["re:.*experts.*"], "weights": {"num_bits": 4, "type": "float", "group_size": 16}}
+    spec = quant_spec(config, None)
+    assert (spec.format, spec.layers) == ("mixed", {"Linear": "fp8", "re:.*experts.*": "nvfp4"})
+
+
+def test_hf_quant_config_alone_and_what_it_adds():
+    body = {"producer": {"name": "modelopt", "version": "0.41.0"}, "quantization": {"quant_algo": "NVFP4", "exclude_modules": ["lm_head"]}}
+    spec = quant_spec(None, body)
+    assert (spec.method, spec.format, spec.ignore, spec.producer) == ("modelopt", "nvfp4", ["lm_head"], "modelopt 0.41.0")
+
+
+@pytest.mark.parametrize(
+    ("config", "hf", "dtype", "sources"),
+    [
+        ({"kv_cache_scheme": {"num_bits": 8, "type": "float"}}, None, "fp8", ["config.json:q.kv_cache_scheme"]),
+        ({"kv_cache_scheme": "FP8"}, None, "fp8", ["config.json:q.kv_cache_scheme"]),
+        ({"kv_cache_scheme": {"num_bits": 4, "type": "float"}}, None, "nvfp4", ["config.json:q.kv_cache_scheme"]),
+        ({"kv_cache_scheme": {"num_bits": 8, "type": "int"}}, None, "int8", ["config.json:q.kv_cache_scheme"]),
+        (None, {"quantization": {"kv_cache_quant_algo": "FP8"}}, "fp8", ["hf_quant_config.json:quantization.kv_cache_quant_algo"]),
+        ({"kv_cache_scheme": {"num_bits": 8}}, {"quantization": {"kv_cache_quant_algo": "FP8"}}, "fp8",
+         ["config.json:q.kv_cache_scheme", "hf_quant_config.json:quantization.kv_cache_quant_algo"]),
+    ],
+)  # fmt: skip
+def test_kv_cache_quantization_names_every_key_that_sets_it(config, hf, dtype, sources):
+    found = kv_quantization(config, "q", hf)
+    assert (found.dtype, found.sources) == (dtype, sources)
+
+
+@pytest.mark.parametrize("value", [None, "", "none", "auto"])
+def test_no_kv_cache_quantization(value):
+    assert kv_quantization({"kv_cache_scheme": value}, "q", {"quantization": {"kv_cache_quant_algo": value}}) is None
+
+
+@pytest.mark.parametrize(
+    ("pattern", "module", "left_out"),
+    [
+        ("lm_head", "lm_head", True),
+        ("lm_head", "language_model.lm_head", True),
+        ("model.layers.0.mlp.gate", "model.layers.0.mlp.gate", True),
+        ("model.layers.0.mlp.gate", "model.layers.0.mlp.gate_proj", False),
+        ("model.layers.1", "model.layers.10.mlp.up_proj", False),
+        ("model.layers.1", "model.layers.1.mlp.up_proj", True),
+        ("model.layers.0.self_attn*", "model.layers.0.self_attn.q_proj", True),
+        ("model.layers.*.self_attn", "model.layers.7.self_attn.q_proj", True),
+        ("re:.*self_attn.*", "model.layers.3.self_attn.o_proj", True),
+        ("re:.*mlp\\.(gate|up)_proj.*", "model.layers.3.mlp.down_proj", False),
+        ("re:[", "model.layers.3.mlp.down_proj", False),
+    ],
+)
+def test_what_the_producer_left_out(pattern, module, left_out):
+    assert Ignored([pattern])(module) is left_out
+
+
+@pytest.mark.parametrize(
+    ("method", "pattern", "module", "left_out"),
+    [
+        ("modelopt", "model.layers.0.mlp.gate", "model.layers.0.mlp.gate_proj", True),  # a part of gate_up_proj: the load fails
+        ("modelopt", "model.layers.1", "model.layers.10.mlp.down_proj", True),
+        ("modelopt", "model.layers.0.self_attn*", "model.layers.0.self_attn.q_proj", True),
+        ("modelopt", "model.layers.0.mlp.shared_experts", "model.layers.0.mlp.experts.3.up_proj", False),
+        ("fp8", "model.layers.0.mlp.gate", "model.layers.0.mlp.gate_proj", False),
+        ("fp8", "model.layers.0.mlp.down_proj", "model.layers.0.mlp.down_proj", True),
+        ("compressed-tensors", "re:.*mlp.gate", "model.layers.0.mlp.gate_proj", True),
+        ("compressed-tensors", "model.layers.0.mlp.gate", "model.layers.0.mlp.gate_proj", False),
+        ("awq", "mlp.gate", "model.layers.0.mlp.gate_proj", True),
+        ("mxfp4", "model.layers.0.mlp.gate", "model.layers.0.mlp.gate_proj", False),
+    ],
+)  # fmt: skip
+def test_what_vllm_leaves_out(method, pattern, module, left_out):
+    assert (vllm_rule(method)(vllm_name(module), [pattern]) is not None) is left_out
+
+
+def test_joined_layers_are_left_out_when_all_their_parts_are():
+    parts = [f"model.layers.0.self_attn.{p}_proj" for p in "qkv"]
+    assert vllm_rule("fp8")("model.layers.0.self_attn.qkv_proj", parts)
+    assert vllm_rule("fp8")("model.layers.0.self_attn.qkv_proj", parts[:2]) is None
+
+
+def _quantized(tmp_path, config, tensors=None):
+    write_tiny(tmp_path, quantization_config=config)
+    fields = normalise(tiny(quantization_config=config))
+    groups, _ = expected_groups(fields.fields, quant_spec(fields.quantization, None), fields.quantization)
+    from inspect_made import expand
+
+    write_shard(tmp_path / "model.safetensors", tensors or expand(groups))
+    return look(tmp_path)
+
+
+NVFP4 = {"quant_method": "modelopt", "quant_algo": "NVFP4", "ignore": ["lm_head", "model.layers.0.self_attn*", "model.layers.1.self_attn*"]}
+
+
+def test_config_and_tensors_agree(tmp_path):
+    found = _quantized(tmp_path, NVFP4)
+    assert codes(found) == []
+    assert found.bytes_by_dtype["U8"] == 2 * 3 * 64 * 128 // 2
+
+
+def test_config_says_quantized_and_tensors_are_not(tmp_path):
+    found = _quantized(tmp_path, NVFP4, tiny_tensors())
+    assert codes(found) == ["quant-config-checkpoint-mismatch"]
+    assert "U8" in found.findings[0].evidence[0]
+
+
+def test_tensors_quantized_and_no_config_says_so(tmp_path):
+    _quantized(tmp_path, NVFP4)
+    (tmp_path / "config.json").write_text(json.dumps(tiny()))
+    found = look(tmp_path)
+    assert "quant-config-checkpoint-mismatch" in codes(found)
+    assert found.quantization.format == "nvfp4"
+
+
+def test_an_exception_that_is_not_listed(tmp_path):
+    found = _quantized(tmp_path, NVFP4)
+    shorter = NVFP4 | {"ignore": ["lm_head", "model.layers.0.self_attn*"]}
+    (tmp_path / "config.json").write_text(json.dumps(tiny(quantization_config=shorter)))
+    found = look(tmp_path)
+    assert "model.layers.1.self_attn.q_proj" in next(f for f in found.findings if f.code == "quant-config-checkpoint-mismatch").evidence
+
+
+def test_an_exception_that_catches_too_much_in_vllm(tmp_path):
+    """FIELD: `mlp.gate` also matched `mlp.gate_up_proj`, the layer was built unquantized, the load died with a KeyError on input_scale."""
+    wide = NVFP4 | {"ignore": [*NVFP4["ignore"], "model.layers.0.mlp.gate"]}
+    found = _quantized(tmp_path, wide)
+    finding = next(f for f in found.findings if f.code == "quant-ignore-overreach")
+    assert "model.layers.0.mlp.gate also catches model.layers.0.mlp.gate_up_proj (stored quantized)" in finding.evidence
+
+
+@pytest.mark.parametrize(
+    ("config", "leaf", "dtype", "shape"),
+    [
+        (NVFP4, "weight_scale", "F8_E4M3", [128, 4]),
+        ({"quant_method": "fp8", "weight_block_size": [128, 128]}, "weight_scale_inv", "F32", [1, 1]),
+        (_ct({"num_bits": 4, "type": "int", "group_size": 32}), "weight_packed", "I32", [128, 8]),
+        (_ct({"num_bits": 4, "type": "float", "group_size": 16}), "weight_packed", "U8", [128, 32]),
+        (_ct({"num_bits": 8, "type": "float", "strategy": "channel"}), "weight_scale", "BF16", [128, 1]),
+        ({"quant_method": "awq", "bits": 4, "group_size": 64}, "qweight", "I32", [64, 16]),
+        ({"quant_method": "gptq", "bits": 4, "group_size": 64}, "qweight", "I32", [8, 128]),
+    ],
+)  # fmt: skip
+def test_tensors_that_each_method_stores(config, leaf, dtype, shape):
+    one = normalise(tiny(quantization_config=config))
+    groups, reason = expected_groups(one.fields, quant_spec(config, None), config)
+    assert reason is None
+    found = next(g for g in groups if g.pattern == f"model.layers.{{layer}}.mlp.up_proj.{leaf}")
+    assert (found.dtype, found.shape, found.layers) == (dtype, shape, [0, 1])
+
+
+def test_plain_scales_without_a_config_are_recognised():
+    groups = [
+        TensorGroup(pattern="a.weight", role="attention", dtype="F8_E4M3", shape=[4, 4], count=1),
+        TensorGroup(pattern="a.weight_scale_inv", role="attention", dtype="F32", shape=[1, 1], count=1),
+    ]
+    assert quant_spec(None, None, groups) == QuantSpec(method="unknown", format="fp8-block", bits=8)
+    assert quant_spec(None, None, []) is None
