@@ -18,32 +18,30 @@ from firstlight.preflight.run import CHECKS, run_checks
 
 HERE = Path(__file__).parent
 CASES = [(f"{p.stem}: {c['name']}", c) for p in sorted(HERE.glob("cases/*.toml")) for c in tomllib.loads(p.read_text("utf-8"))["case"]]
-KEYS = set(
-    [
-        "name",
-        "engine",
-        "gpu",
-        "facts",
-        "device",
-        "checkpoint",
-        "set",
-        "pins",
-        "args",
-        "extra",
-        "candidate",
-        "overlay",
-        "install",
-        "intent",
-        "machine",
-        "gpu_set",
-        "variables",
-        "expect",
-        "absent",
-        "hint",
-        "hint_lacks",
-        "evidence",
-    ]
-)
+KEYS = {
+    "name",
+    "engine",
+    "gpu",
+    "facts",
+    "device",
+    "checkpoint",
+    "set",
+    "pins",
+    "args",
+    "extra",
+    "candidate",
+    "overlay",
+    "install",
+    "intent",
+    "machine",
+    "gpu_set",
+    "variables",
+    "expect",
+    "absent",
+    "hint",
+    "hint_lacks",
+    "evidence",
+}
 
 
 def machine_of(case: dict[str, Any]) -> Machine:

@@ -66,7 +66,7 @@ def _after_serve(words: list[str]) -> list[str]:
 
 def _passed_variables(words: Sequence[str]) -> dict[str, str]:
     """`-e NAME=VALUE` and `--env NAME=VALUE` of `docker run`."""
-    pairs = zip(words, [*words[1:], ""], strict=True)
+    pairs = zip(words, [*words, ""][1:], strict=True)
     texts = [value for flag, value in pairs if flag in ("-e", "--env")] + [w[6:] for w in words if w.startswith("--env=")]
     return {m[1]: m[2] for t in texts if (m := _ASSIGNMENT.fullmatch(t))}
 
