@@ -1,0 +1,191 @@
+"""llama.cpp and vLLM on a host without GPUs, and GPU machines that are not there."""
+
+import msgspec
+import pytest
+
+from firstlight.catalog.gpus import all_gpus, as_accelerator, find_gpu, imagine, recognise
+from firstlight.core.checkpoint import Checkpoint, KvCacheGroup
+from firstlight.core.errors import InputError, UsageError
+from firstlight.core.intent import Intent, Pins
+from firstlight.core.machine import Machine, Storage
+from firstlight.core.plan import EngineRef, PlanSet
+from firstlight.core.units import GIB, MIB
+from firstlight.plan.plan import plan
+
+SMOL = Checkpoint(
+    ref="smol.gguf",
+    name="SmolLM2-135M-Instruct",
+    format="gguf",
+    config={"intermediate_size": 1536},
+    num_hidden_layers=30,
+    hidden_size=576,
+    vocab_size=49152,
+    max_position_embeddings=8192,
+    tensor_bytes=91 * MIB,
+    kv_cache_groups=[KvCacheGroup(kind="full", layers=list(range(30)), bytes_per_token_per_layer={"bf16": 768.0})],
+    kv_bytes_per_token={"bf16": 23040},
+)
+HOST = Machine(hostname="box", memory_total_bytes=24 * GIB, memory_available_bytes=18 * GIB)
+
+
+def planned(checkpoint: Checkpoint, machine: Machine, engine: str = "llamacpp", **wish: object) -> PlanSet:
+    concurrency = wish.pop("concurrency", None)
+    intent = Intent(model="m", pins=Pins(**wish), concurrency=concurrency)  # type: ignore[arg-type]
+    return plan(checkpoint, machine, intent, engine=EngineRef(name=engine))
+
+
+def test_a_small_gguf_on_a_host() -> None:
+    found = planned(SMOL, HOST)
+    assert found.verdict == "fits"
+    assert found.best is not None
+    assert found.best.args == ["--ctx-size", "8192", "--parallel", "1"]
+    assert found.best.kv_bytes_per_token == 23040
+
+
+def test_slots_share_the_context_size() -> None:
+    best = planned(SMOL, HOST, concurrency=4, max_model_len=2048).best
+    assert best is not None
+    assert best.args[:4] == ["--ctx-size", "8192", "--parallel", "4"]
+    assert (best.max_model_len, best.max_num_seqs) == (2048, 4)
+
+
+def test_a_model_larger_than_memory_does_not_fit_although_it_could_be_mapped() -> None:
+    big = msgspec.structs.replace(SMOL, tensor_bytes=539 * GIB)
+    found = planned(big, HOST)
+    assert found.verdict == "does-not-fit"
+    assert "read weights from disk for every token" in (found.findings[0].note or "")
+
+
+def test_the_cgroup_counts_before_the_machine() -> None:
+    boxed = msgspec.structs.replace(HOST, cgroup_memory_limit_bytes=1200 * MIB)
+    best = planned(msgspec.structs.replace(SMOL, tensor_bytes=900 * MIB), boxed)
+    assert best.verdict == "does-not-fit"
+
+
+def test_the_context_is_shortened_where_nobody_said_how_long() -> None:
+    heavy = msgspec.structs.replace(
+        SMOL, kv_cache_groups=[KvCacheGroup(kind="full", layers=[0], bytes_per_token_per_layer={"bf16": float(8 * MIB)})]
+    )
+    found = planned(heavy, HOST)
+    assert found.verdict == "fits"
+    assert found.best is not None
+    assert (found.best.max_model_len or 0) < 8192
+    assert found.rejected[0].code == "memory-does-not-fit"
+    assert planned(heavy, HOST, max_model_len=8192).verdict == "does-not-fit"
+
+
+def test_quantized_caches_take_their_share() -> None:
+    plain, small = planned(SMOL, HOST).best, planned(SMOL, HOST, kv_cache_dtype="q8_0").best
+    assert plain is not None
+    assert small is not None
+    assert small.kv_bytes_per_token == round(23040 * 34 / 64)
+    assert small.args[-4:] == ["--cache-type-k", "q8_0", "--cache-type-v", "q8_0"]
+
+
+def test_layers_go_to_the_gpu_as_far_as_they_fit() -> None:
+    machine = msgspec.structs.replace(HOST, accelerators=[as_accelerator(find_gpu("rtx-4090"), 0)])
+    whole, part = planned(SMOL, machine).best, planned(msgspec.structs.replace(SMOL, tensor_bytes=30 * GIB), machine).best
+    assert whole is not None
+    assert part is not None
+    assert whole.args[-2:] == ["--n-gpu-layers", "31"]
+    assert 15 < int(part.args[-1]) < 31
+
+
+def test_unknown_host_memory_is_unknown_and_not_zero() -> None:
+    best = planned(SMOL, Machine(hostname="there")).best
+    assert best is not None
+    assert best.per_gpu is not None
+    assert not best.per_gpu.usable.known
+    assert not best.max_model_len_that_fits.known
+
+
+def test_vllm_on_a_cpu_sets_its_kv_space() -> None:
+    found = planned(SMOL, HOST, engine="vllm")
+    assert found.verdict == "fits"
+    assert found.best is not None
+    assert found.best.env["VLLM_CPU_KVCACHE_SPACE"] == "1"
+    assert found.best.kv_tokens.low == found.best.kv_tokens.high
+
+
+def test_vllm_on_a_cpu_refuses_what_the_host_cannot_hold() -> None:
+    assert planned(msgspec.structs.replace(SMOL, tensor_bytes=20 * GIB), HOST, engine="vllm").verdict == "does-not-fit"
+
+
+def test_an_engine_without_a_planner_is_named() -> None:
+    with pytest.raises(UsageError, match="no-planner"):
+        planned(SMOL, HOST, engine="sglang")
+
+
+def test_a_measured_disk_gives_the_load_time() -> None:
+    machine = msgspec.structs.replace(HOST, storage=[Storage(path="/m", read_bytes_per_second=1e9)])
+    best = planned(SMOL, machine).best
+    assert best is not None
+    assert best.predicted is not None
+    assert best.predicted.load_seconds.mid == pytest.approx(0.1, abs=0.1)
+
+
+def test_the_catalog_names_the_contracts_gpus() -> None:
+    for name in (
+        "rtx-pro-6000-blackwell",
+        "h100-80gb-sxm",
+        "h200-141gb-sxm",
+        "rtx-4090",
+        "b200-180gb-sxm",
+        "gb10",
+        "gb200",
+        "gb300",
+        "h20",
+        "h200-nvl",
+    ):
+        assert find_gpu(name).cuda_total_bytes > 0
+
+
+def test_cuda_and_the_driver_count_differently() -> None:
+    gpu = find_gpu("rtx-pro-6000-blackwell")
+    assert gpu.cuda_total_bytes / GIB == pytest.approx(94.97, abs=0.005)
+    assert (gpu.driver_total_bytes or 0) / GIB == pytest.approx(95.59, abs=0.005)
+    h200 = find_gpu("h200")
+    assert (h200.cuda_total_bytes / GIB, (h200.driver_total_bytes or 0) / GIB) == (pytest.approx(139.80), pytest.approx(140.40, abs=0.005))
+
+
+@pytest.mark.parametrize("gpu", all_gpus(), ids=lambda g: g.id)
+def test_every_entry_is_plausible(gpu: object) -> None:
+    from firstlight.catalog.gpus import Gpu
+
+    assert isinstance(gpu, Gpu)
+    assert 0.93 < gpu.cuda_total_bytes / (gpu.driver_total_bytes or gpu.cuda_total_bytes) <= 1
+    assert 80 <= gpu.sm <= 121
+    assert {"ampere": 80, "ada": 89, "hopper": 90, "blackwell": 100}[gpu.architecture] <= gpu.sm
+    assert ("fp8" in gpu.rates) == (gpu.sm >= 89)
+    assert ("fp4" in gpu.rates) == (gpu.sm >= 100)
+    assert gpu.source
+
+
+def test_ids_and_driver_names_are_unambiguous() -> None:
+    ids = [g.id for g in all_gpus()]
+    assert len(ids) == len(set(ids))
+    for gpu in all_gpus():
+        for name in gpu.names:
+            found = recognise(f"NVIDIA {name}", gpu.driver_total_bytes)
+            assert found is not None
+            assert found.id == gpu.id
+
+
+def test_a_misspelt_gpu_gets_the_nearest_names() -> None:
+    with pytest.raises(InputError, match="unknown-gpu") as e:
+        imagine("8xh10-80gb-sxm")
+    assert "h100-80gb-sxm" in (e.value.hint or "")
+
+
+@pytest.mark.parametrize("spec", ["0xh100", "2000xh100"])
+def test_a_count_that_cannot_be_meant(spec: str) -> None:
+    with pytest.raises(InputError, match="bad-gpu-spec"):
+        imagine(spec)
+
+
+def test_an_imagined_machine_says_so() -> None:
+    machine = imagine("8xh100-80gb-sxm")
+    assert machine.imagined
+    assert len(machine.accelerators) == 8
+    assert {link.kind for link in machine.links} == {"nvlink"}
+    assert machine.memory_total_bytes is None
