@@ -103,7 +103,7 @@ class Handler(BaseHTTPRequestHandler):
             elif path.startswith("/cdn/"):
                 self._cdn(path.removeprefix("/cdn/"), query)
             elif path.startswith("/plain/"):
-                self._body(hub.folder / path.removeprefix("/plain/"), {})
+                self._plain(hub.folder / path.removeprefix("/plain/"))
             elif path.startswith("/simple/"):
                 self._simple(path.removeprefix("/simple/").strip("/"))
             else:
@@ -134,8 +134,8 @@ class Handler(BaseHTTPRequestHandler):
             siblings.append(entry)
         card = {"license": hub.faults.license} if hub.faults.license else {}
         gated = hub.faults.gated or False
-        self._json({"_id": "0", "id": repo, "modelId": repo, "sha": commit, "private": False, "gated": gated, "tags": [], "downloads": 0,
-                    "likes": 0, "siblings": siblings, "cardData": card})  # fmt: skip
+        described = {"_id": "0", "id": repo, "modelId": repo, "sha": commit, "private": False, "tags": [], "downloads": 0, "likes": 0}
+        return self._json({**described, "gated": gated, "siblings": siblings, "cardData": card})
 
     def _resolve(self, path: str) -> None:
         hub = self.server.hub
@@ -175,6 +175,11 @@ class Handler(BaseHTTPRequestHandler):
             return self._fail(400, {"X-Error-Message": "a token was sent to the CDN"})
         target = hub.folder / path
         return self._body(target, {"ETag": f'"{hub.sha256(target)}"'} if target.is_file() else {})
+
+    def _plain(self, path: Path) -> None:
+        """As a file server does it: the entity tag is made of time and size."""
+        state = path.stat() if path.is_file() else None
+        self._body(path, {"ETag": f'"{state.st_mtime_ns:x}-{state.st_size:x}"'} if state else {})
 
     def _simple(self, package: str) -> None:
         hub = self.server.hub

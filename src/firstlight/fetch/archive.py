@@ -49,7 +49,7 @@ def take_out(work: Work, seal: Seal) -> Path:
         wheel.unlink()
         seal(work, [entry(target.name, target, sha256, None)])
     except OSError as e:
-        raise disk_error(e, part) from None
+        raise disk_error(e, part) from e
     finally:
         part.unlink(missing_ok=True)
     return target

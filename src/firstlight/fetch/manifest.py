@@ -1,16 +1,17 @@
 """What was verified, beside the files: makes the next fetch and `inspect --verify` cheap."""
 
+import contextlib
 import os
-import time
-from collections.abc import Iterable
 from pathlib import Path
+
+import msgspec
 
 from firstlight.core.errors import FirstlightError
 from firstlight.core.fetch import Manifest, ManifestFile
 from firstlight.core.schema import decode, encode
 
 WORK = ".firstlight"
-MANIFEST = "manifest.json"
+MANIFEST, LANDED = "manifest.json", "landed.jsonl"
 
 
 def read_manifest(folder: Path, name: str = MANIFEST) -> Manifest | None:
@@ -46,12 +47,26 @@ def untouched(known: ManifestFile, path: Path) -> bool:
     return (state.st_size, state.st_mtime_ns, state.st_ino) == (known.size, known.modified, known.inode)
 
 
-def merged(
-    old: Manifest | None, *, ref: str, source: str, revision: str | None, license: str | None, files: Iterable[ManifestFile]
-) -> Manifest:
-    """The old entries of the same revision with the new ones over them."""
-    by_name = {f.name: f for f in old.files} if old and (old.revision, old.source) == (revision, source) else {}
-    by_name.update({f.name: f for f in files})
-    return Manifest(
-        ref=ref, source=source, revision=revision, time=time.time(), license=license, files=[by_name[n] for n in sorted(by_name)]
-    )
+def note_landed(folder: Path, file: ManifestFile) -> None:
+    """One line more about what is whole and checked: what a killed fetch leaves to the next one. Raises OSError."""
+    path = folder / WORK / LANDED
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+    try:
+        os.write(fd, msgspec.json.encode(file) + b"\n")
+    finally:
+        os.close(fd)
+
+
+def known_files(folder: Path, name: str = MANIFEST) -> dict[str, ManifestFile]:
+    """Everything that was ever verified here: the manifest, and after it what landed since. A torn line is ignored."""
+    manifest = read_manifest(folder, name)
+    known = {f.name: f for f in manifest.files} if manifest else {}
+    try:
+        lines = (folder / WORK / LANDED).read_bytes().splitlines()
+    except OSError:
+        lines = []
+    for line in lines:
+        with contextlib.suppress(msgspec.DecodeError):
+            file = msgspec.json.decode(line, type=ManifestFile)
+            known[file.name] = file
+    return known

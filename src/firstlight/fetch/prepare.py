@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import TypeVar
 
 from firstlight.core.errors import FirstlightError, HostError, InputError
-from firstlight.core.fetch import LeftOut, Manifest
+from firstlight.core.fetch import LeftOut, Manifest, ManifestFile
 from firstlight.core.findings import Finding, Severity
 from firstlight.fetch.hub_places import is_offline
 from firstlight.fetch.journal import read_ranges
 from firstlight.fetch.limit import backoff_seconds
-from firstlight.fetch.manifest import read_manifest
+from firstlight.fetch.manifest import known_files, read_manifest
 from firstlight.fetch.offline import offline_listing
 from firstlight.fetch.options import Options
 from firstlight.fetch.select import Selection, order, select
@@ -44,18 +44,23 @@ class Work:
     def manifest(self) -> Manifest | None:
         return read_manifest(self.target.base, self.target.manifest_name)
 
+    @property
+    def known(self) -> dict[str, ManifestFile]:
+        """What was verified here before."""
+        return known_files(self.target.base, self.target.manifest_name)
+
     def missing(self) -> list[RemoteFile]:
-        """Files that are not here, by name, size and, where the source has no digests, by the manifest's entity tag."""
-        manifest = self.manifest
-        known = {f.name: f for f in manifest.files} if manifest else {}
-        found = []
-        for file in self.kept:
-            entry = known.get(file.name)
-            same = entry is not None and (entry.sha256 == file.sha256 if file.sha256 else entry.etag == file.etag)
-            by_content = isinstance(self.target, CacheTarget)
-            if not is_here(self.target, file) or not (same or by_content):
-                found.append(file)
-        return found
+        """Files that are not here. The cache names its blobs by content; elsewhere what was verified before must be the same."""
+        if isinstance(self.target, CacheTarget):
+            return [f for f in self.kept if not is_here(self.target, f)]
+        known = self.known
+        return [f for f in self.kept if not is_here(self.target, f) or not _same(f, known.get(f.name))]
+
+
+def _same(file: RemoteFile, known: ManifestFile | None) -> bool:
+    if known is None:
+        return False
+    return known.sha256 == file.sha256 if file.sha256 else known.etag == file.etag
 
 
 def cache_root(env: Mapping[str, str]) -> Path:

@@ -35,7 +35,7 @@ OTHER_FORMATS = {
 PICKLES = (".bin", ".pt", ".pth", ".ckpt")
 SMALL = (".json", ".jinja", ".model", ".txt", ".tiktoken", ".py", ".vocab", ".yaml", ".yml")
 LEGAL = re.compile(r"(?i)(license|licence|notice|usage_policy|use_policy)[^/]*")
-QUANTIZATION = re.compile(r"(?i)(?:^|[-._/])((?:UD-)?(?:I?Q\d[A-Z0-9_]*|BF16|F16|F32|FP16|MXFP4[A-Z0-9_]*|TQ\d_\d))(?=[-.]|$)")
+QUANTIZATION = re.compile(r"(?i)(?:^|[-._/])((?:UD-)?(?:I?Q\d[A-Z0-9_]*|BF16|F16|F32|FP16|MXFP4[A-Z0-9_]*|TQ\d_\d))(?=[-./]|$)")
 PART = re.compile(r"-\d{5}-of-\d{5}(?=\.)")
 VARIANT = re.compile(r"\.(fp16|bf16|fp32|non_ema)(?=\.|-\d{5})")
 

@@ -7,13 +7,14 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from firstlight.core.errors import Exit, FirstlightError, HostError
-from firstlight.core.fetch import Fetched, FetchProgress, FileProgress, ManifestFile
+from firstlight.core.fetch import Fetched, FetchProgress, FileProgress, Manifest, ManifestFile
 from firstlight.core.findings import Finding, Severity, blockers
 from firstlight.fetch.archive import present, take_out
 from firstlight.fetch.check import is_right, sha256_of
+from firstlight.fetch.disk import disk_error
 from firstlight.fetch.job import FileJob
 from firstlight.fetch.lock import publish_progress, shared_work
-from firstlight.fetch.manifest import WORK, entry, merged, write_manifest
+from firstlight.fetch.manifest import WORK, entry, note_landed, write_manifest
 from firstlight.fetch.meter import Meter, eta_seconds, place_key, remember_rate
 from firstlight.fetch.offline import shards_of
 from firstlight.fetch.options import Options
@@ -85,7 +86,8 @@ class Session:
                 self._phase = "verifying"
                 return take_out(work, self._seal)
             self._unchanged(work)
-            self._seal(work, list(self._entries.values()))
+            names = {f.name for f in work.kept}
+            self._seal(work, list({n: f for n, f in (work.known | self._entries).items() if n in names}.values()))
         return _result_path(work)
 
     def _move(self, work: Work) -> None:
@@ -107,29 +109,31 @@ class Session:
             self._transfer.run()
         finally:
             self._received += self._transfer.share.received
-            if self._entries:
-                self._record(work)
         self._check_stop()
         key = place_key(work.source.name, missing[-1].locator)
         remember_rate(self._cache(), key, self._transfer.share.received, time.monotonic() - begun)
 
     def _missing(self, work: Work) -> list[RemoteFile]:
+        """What must be moved. First hashed: what lies here unknown, and, when that is asked for, everything that is here."""
         missing = work.missing()
-        if not self.options.verify:
-            return missing
+        unknown = [f for f in missing if (f.sha256 or f.git_sha1) and is_here(work.target, f)]
+        asked = [f for f in work.kept if f not in missing] if self.options.verify else []
+        right = self._right(work, [*asked, *unknown])
+        self._findings += [_rotten(f) for f in asked if f.name not in right]
+        return [f for f in work.kept if f.name not in right and (f in missing or f in asked)]
+
+    def _right(self, work: Work, files: list[RemoteFile]) -> set[str]:
+        """Names of those whose bytes are right; they are noted as verified."""
+        if not files:
+            return set()
         self._phase = "verifying"
-        here = [f for f in work.kept if f not in missing]
-        known = {f.name: f for f in (work.manifest.files if work.manifest else [])}
         with ThreadPoolExecutor(4) as pool:
-            digests = list(pool.map(lambda f: sha256_of(work.target.path(f), self.stop), here))
+            digests = list(pool.map(lambda f: sha256_of(work.target.path(f), self.stop), files))
         self._check_stop()
-        for file, sha256 in zip(here, digests, strict=True):
-            if is_right(file, work.target.path(file), sha256, known.get(file.name)):
-                self._entries[file.name] = entry(file.name, work.target.path(file), sha256, file.etag)
-            else:
-                missing.append(file)
-                self._findings.append(_rotten(file))
-        return [f for f in work.kept if f in missing]
+        known = work.known
+        right = [(f, d) for f, d in zip(files, digests, strict=True) if is_right(f, work.target.path(f), d, known.get(f.name))]
+        self._entries |= {f.name: entry(f.name, work.target.path(f), d, f.etag) for f, d in right}
+        return {f.name for f, _ in right}
 
     def _check_space(self, work: Work, missing: list[RemoteFile]) -> None:
         needed = sum((f.size or 0) - bytes_in_part(work.target, f) for f in missing)
@@ -149,7 +153,8 @@ class Session:
             target = work.target.path(job.file)
             job.finish(target)
             work.target.show(job.file)
-            self._entries[job.file.name] = entry(job.file.name, target, sha256, job.file.etag)
+            made = self._entries[job.file.name] = entry(job.file.name, target, sha256, job.file.etag)
+            note_landed(work.target.base, made)
             self._inspect(work, job.file, target)
 
         return landed
@@ -181,19 +186,25 @@ class Session:
                 raise Changed(f"{name} changed while the model was fetched")
 
     def _seal(self, work: Work, entries: list[ManifestFile]) -> None:
-        self._record(work, entries)
         lost = [f.name for f in work.kept if not work.listing.archive and not is_here(work.target, f)]
         if lost:
             raise HostError(
                 "incomplete", "files are missing after the fetch", evidence=tuple(lost[:8]), hint="something removes them: run it again"
             )
-        work.target.seal()
-
-    def _record(self, work: Work, entries: list[ManifestFile] | None = None) -> None:
         listing = work.listing
-        files = list(self._entries.values()) if entries is None else entries
-        made = merged(work.manifest, ref=self.ref, source=listing.source, revision=listing.revision, license=listing.license, files=files)
-        write_manifest(work.target.base, made, work.target.manifest_name)
+        made = Manifest(
+            ref=self.ref,
+            source=listing.source,
+            revision=listing.revision,
+            time=time.time(),
+            license=listing.license,
+            files=sorted(entries, key=lambda f: f.name),
+        )
+        try:
+            write_manifest(work.target.base, made, work.target.manifest_name)
+            work.target.seal()
+        except OSError as e:
+            raise disk_error(e, work.target.base) from e
 
     def _result(self, work: Work, path: Path, seconds: float) -> Fetched:
         listing = work.listing

@@ -2,12 +2,13 @@
 
 import os
 import shutil
+import threading
 from pathlib import Path
 from typing import Protocol
 
 from firstlight.core.ids import digest, slug
 from firstlight.fetch.hub_places import repo_folder
-from firstlight.fetch.manifest import WORK
+from firstlight.fetch.manifest import LANDED, WORK
 from firstlight.fetch.source import Listing, RemoteFile, safe_name
 
 
@@ -72,7 +73,8 @@ class CacheTarget:
         link.parent.mkdir(parents=True, exist_ok=True)
         if link.is_symlink() and link.resolve() == blob.resolve():
             return
-        fresh = self.base / WORK / "link"
+        fresh = self.base / WORK / "links" / f"{threading.get_ident()}"
+        fresh.parent.mkdir(parents=True, exist_ok=True)
         fresh.unlink(missing_ok=True)
         try:
             fresh.symlink_to(os.path.relpath(blob, link.parent))  # relative to where it is moved to
@@ -90,8 +92,10 @@ class CacheTarget:
 
 def _tidy(base: Path) -> None:
     """The model is complete: parts of it or of an abandoned revision, and the progress for those who wait, are of no more use."""
-    shutil.rmtree(base / WORK / "parts", ignore_errors=True)
-    (base / WORK / "progress.json").unlink(missing_ok=True)
+    for folder in ("parts", "links"):
+        shutil.rmtree(base / WORK / folder, ignore_errors=True)
+    for name in ("progress.json", LANDED):
+        (base / WORK / name).unlink(missing_ok=True)
 
 
 def is_here(target: Target, file: RemoteFile) -> bool:

@@ -14,6 +14,7 @@ from firstlight.fetch.source import Body, Changed, RemoteFile, Retry
 
 BUFFER = 1 << 20
 FIRST_CONNECTIONS = 4
+TUNE_SECONDS, TUNE_AGAIN = 1.0, 20.0
 WRONG_BYTES_ATTEMPTS = 3
 WHOLE_ANSWERS = 20
 Opener = Callable[[RemoteFile, int, int | None], Body]
@@ -37,6 +38,7 @@ class Share:
     active: int = 0
     received: int = 0
     pause_until: float = 0.0
+    slowed_at: float = -1e9
     last_byte: float = field(default_factory=time.monotonic)
     failures_in_a_row: int = 0
     note: str | None = None
@@ -95,9 +97,10 @@ class Transfer:
     # one connection
 
     def _worker(self, index: int) -> None:
-        buffer = memoryview(bytearray(BUFFER))
+        buffer = memoryview(b"")
         try:
             while (claim := self._claim(index)) is not None:
+                buffer = buffer or memoryview(bytearray(BUFFER))
                 self._work(index, *claim, buffer)
         except BaseException as e:
             self._fail(e)
@@ -140,7 +143,7 @@ class Transfer:
         try:
             job.open()
         except OSError as e:
-            raise disk_error(e, job.part) from None
+            raise disk_error(e, job.part) from e
 
     def _work(self, index: int, job: FileJob, segment: Segment | None, buffer: memoryview) -> None:
         try:
@@ -153,7 +156,7 @@ class Transfer:
         except Retry as e:
             self._put_off(e)
         except OSError as e:
-            raise disk_error(e, job.part) from None
+            raise disk_error(e, job.part) from e
         finally:
             with self.changed:
                 self.share.active -= 1
@@ -249,7 +252,7 @@ class Transfer:
             share.pause_until = max(share.pause_until, now + wait)
             share.note = f"{trouble.reason}; trying again in {wait:.0f} s" if wait >= 1 else trouble.reason
             if trouble.slower:
-                share.allowed = max(1, share.allowed // 2)
+                share.allowed, share.slowed_at = max(1, share.allowed // 2), now
         if now - share.last_byte > self._settings.patience:
             raise HostError(
                 "network-failed",
@@ -267,25 +270,26 @@ class Transfer:
     # beside the connections
 
     def _tune(self) -> None:
-        """More connections while each step brings at least 8 % more; one step back when it does not. Looks again every 20 s."""
-        best, step, settled_at = 0.0, 0, 0.0
-        before, then = 0, time.monotonic()
-        while not self.stop.wait(1.0):
+        """Half as many connections more while each step brings at least 8 %; a step that does not is taken back, and tried again later."""
+        base, step, settled_at, before, then = 0.0, 0, 0.0, 0, time.monotonic()
+        while not self.stop.wait(TUNE_SECONDS):
             now = time.monotonic()
             rate, before, then = (self.share.received - before) / (now - then), self.share.received, now
-            if self.limit.bytes_per_second or (settled_at and now - settled_at < 20):
+            if self.limit.bytes_per_second or self.share.slowed_at > now - TUNE_AGAIN:
+                step, settled_at = 0, now
                 continue
-            if rate > best * 1.08:
-                best, step, settled_at = rate, max(1, self.share.allowed // 2), 0.0
-                self._allow(self.share.allowed + step)
-            else:
+            if step and rate < base * 1.08:
                 self._allow(self.share.allowed - step)
-                best, step, settled_at = rate, 0, now
+                step, settled_at = 0, now
+            elif step or now - settled_at >= TUNE_AGAIN or not settled_at:
+                base, step = rate, self._allow(self.share.allowed + max(1, self.share.allowed // 2))
 
-    def _allow(self, connections: int) -> None:
+    def _allow(self, connections: int) -> int:
+        """Returns how many more these are than before."""
         with self.changed:
-            self.share.allowed = max(1, min(connections, self._settings.connections))
+            before, self.share.allowed = self.share.allowed, max(1, min(connections, self._settings.connections))
             self.changed.notify_all()
+            return self.share.allowed - before
 
     def _hash_behind(self) -> None:
         """Hashes what was resumed or came out of order while the rest still arrives."""

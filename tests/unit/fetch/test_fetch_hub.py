@@ -2,7 +2,9 @@
 
 import asyncio
 import json
+import os
 import time
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -248,7 +250,7 @@ def test_progress_is_one_bar(hub: Hub, env: Env) -> None:
     get(env, on_progress=seen.append)
     moving = [p for p in seen if p.phase == "fetching" and p.bytes_per_second]
     assert moving
-    assert all(a.bytes_done <= b.bytes_done for a, b in zip(seen, seen[1:], strict=False))
+    assert all(a.bytes_done <= b.bytes_done for a, b in pairwise(seen))
     assert seen[-1].phase == "done"
     assert seen[-1].bytes_done == seen[-1].bytes_total
     assert {f.state for f in seen[-1].files} == {"done"}
@@ -294,8 +296,6 @@ def test_bit_rot_is_repaired_by_that_shard_alone(hub: Hub, env: Env) -> None:
     data, state = bytearray(blob.read_bytes()), blob.stat()
     data[1000] ^= 1
     blob.write_bytes(data)
-    import os
-
     os.utime(blob, ns=(state.st_atime_ns, state.st_mtime_ns))
     assert get(env).bytes_fetched == 0
     again = get(env, verify=True)
@@ -329,3 +329,25 @@ def test_network_that_never_comes_back_gives_up_and_keeps_what_it_has(hub: Hub, 
         asyncio.run(fetch(REPO, env=env, patience=0.5))
     assert e.value.code == "network-failed"
     assert time.monotonic() - begun < 10
+
+
+def test_what_had_landed_before_a_failure_is_not_moved_again(hub: Hub, env: Env, tmp_path: Path) -> None:
+    """Into a plain folder, whose names say nothing about content."""
+    hub.faults.wrong_name = "model-00006-of-00006.safetensors"
+    with pytest.raises(HostError):
+        get(env, destination=str(tmp_path / "to"))
+    hub.faults.wrong_name = ""
+    assert get(env, destination=str(tmp_path / "to")).bytes_fetched < 700_000
+
+
+def test_files_that_were_put_there_by_hand_are_hashed_and_kept(hub: Hub, env: Env, tmp_path: Path) -> None:
+    import shutil
+
+    (tmp_path / "to").mkdir()
+    for i in (1, 2):
+        shutil.copy(hub.folder / REPO / COMMIT / f"model-0000{i}-of-00006.safetensors", tmp_path / "to")
+    wrong = tmp_path / "to" / "model-00002-of-00006.safetensors"
+    wrong.write_bytes(wrong.read_bytes()[:-1] + b"?")
+    fetched = get(env, destination=str(tmp_path / "to"))
+    assert right(hub, fetched)
+    assert fetched.bytes_fetched < sum(fetched.files.values()) - 250_000

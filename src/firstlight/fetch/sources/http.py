@@ -73,8 +73,8 @@ def content_range(status: int, headers: Message) -> tuple[int, int | None]:
 
 
 def etag(headers: Message) -> str | None:
-    """The entity tag without quotes and weak mark."""
-    value = headers.get("X-Linked-Etag") or headers.get("ETag")
+    """The entity tag without quotes and weak mark; the time of the last change where a server has no tags."""
+    value = headers.get("X-Linked-Etag") or headers.get("ETag") or headers.get("Last-Modified")
     return value.removeprefix("W/").strip('"') if value else None
 
 

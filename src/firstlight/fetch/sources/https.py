@@ -88,9 +88,7 @@ class HttpsSource:
             answer.close()
         if status not in (200, 206):
             raise _refused(url, status)
-        return RemoteFile(
-            name=name, locator=url, size=content_range(status, headers)[1], etag=etag(headers) or headers.get("Last-Modified")
-        )
+        return RemoteFile(name=name, locator=url, size=content_range(status, headers)[1], etag=etag(headers))
 
 
 def _refused(url: str, status: int) -> HostError:

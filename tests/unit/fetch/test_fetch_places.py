@@ -1,0 +1,153 @@
+"""Sources other than the hub: plain HTTPS, wheels, folders."""
+
+import asyncio
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hub.models import COMMIT, REPO, digests, gguf, write_model, write_wheel
+from hub.server import Hub
+
+from firstlight.core.errors import FirstlightError, HostError, InputError
+from firstlight.core.fetch import Fetched
+from firstlight.fetch.fetch import estimate, fetch
+
+Env = dict[str, str]
+
+
+def get(env: Env, ref: str, **more: Any) -> Fetched:
+    return asyncio.run(fetch(ref, env=env, patience=5, **more))
+
+
+def test_a_gguf_by_its_address(hub: Hub, env: Env) -> None:
+    (hub.folder / "model.gguf").write_bytes(gguf(500_000, 1))
+    ref = f"{hub.url}/plain/model.gguf"
+    fetched = get(env, ref)
+    assert Path(fetched.path).read_bytes() == (hub.folder / "model.gguf").read_bytes()
+    assert Path(fetched.path).name == "model.gguf"
+    assert get(env, ref).bytes_fetched == 0
+
+
+def test_all_parts_of_a_split_gguf(hub: Hub, env: Env, tmp_path: Path) -> None:
+    for i in (1, 2, 3):
+        (hub.folder / f"m-{i:05}-of-00003.gguf").write_bytes(gguf(100_000, i))
+    fetched = get(env, f"{hub.url}/plain/m-00002-of-00003.gguf", destination=str(tmp_path / "to"))
+    assert sorted(fetched.files) == [f"m-{i:05}-of-00003.gguf" for i in (1, 2, 3)]
+    assert Path(fetched.path).name == "m-00001-of-00003.gguf"
+
+
+def test_a_folder_over_https_by_its_index(hub: Hub, env: Env) -> None:
+    fetched = get(env, f"{hub.url}/plain/{REPO}/{COMMIT}/")
+    theirs = digests(hub.folder / REPO / COMMIT)
+    got = digests(Path(fetched.path))
+    assert {n for n in got if n.endswith(".safetensors")} == {n for n in theirs if n.endswith(".safetensors")}
+    assert all(theirs[n] == d for n, d in got.items())
+    assert {"config.json", "LICENSE", "tokenizer.json"} <= set(got)
+
+
+@pytest.mark.parametrize("faults", [{"reset_every": 2, "reset_after": 60_000}, {"no_ranges": True}, {"no_length": True, "no_ranges": True}])
+def test_https_with_faults(hub: Hub, env: Env, faults: dict[str, Any]) -> None:
+    (hub.folder / "model.gguf").write_bytes(gguf(400_000, 1))
+    for name, value in faults.items():
+        setattr(hub.faults, name, value)
+    fetched = get(env, f"{hub.url}/plain/model.gguf")
+    assert Path(fetched.path).read_bytes() == (hub.folder / "model.gguf").read_bytes()
+
+
+def test_a_file_that_changes_midway_is_taken_whole_from_one_time(hub: Hub, env: Env) -> None:
+    """Entity tags stand for revisions: what came before the change is thrown away."""
+    for i in (1, 2, 3):
+        (hub.folder / f"m-{i:05}-of-00003.gguf").write_bytes(gguf(600_000, i))
+    hub.faults.bytes_per_second = 1_200_000
+
+    async def run() -> Fetched:
+        task = asyncio.create_task(fetch(f"{hub.url}/plain/m-00001-of-00003.gguf", env=env))
+        await asyncio.sleep(0.3)
+        for i in (1, 2, 3):
+            (hub.folder / f"m-{i:05}-of-00003.gguf").write_bytes(gguf(600_000, 10 + i))
+        return await task
+
+    fetched = asyncio.run(run())
+    for i in (1, 2, 3):
+        name = f"m-{i:05}-of-00003.gguf"
+        assert (Path(fetched.path).parent / name).read_bytes() == gguf(600_000, 10 + i)
+
+
+def test_an_address_that_is_not_there(hub: Hub, env: Env) -> None:
+    with pytest.raises(InputError) as e:
+        get(env, f"{hub.url}/plain/none.gguf")
+    assert e.value.code == "model-not-found"
+
+
+def test_a_wheel_from_the_index_that_pip_is_set_up_with(hub: Hub, env: Env) -> None:
+    write_wheel(hub.folder / "wheels", gguf(300_000, 5))
+    pip = {**env, "PIP_INDEX_URL": f"{hub.url}/simple", "PIP_CONFIG_FILE": os.devnull}
+    hub.faults.reset_every, hub.faults.reset_after = 3, 50_000
+    fetched = get(pip, "pypi:tiny-model==1.0")
+    assert Path(fetched.path).read_bytes() == gguf(300_000, 5)
+    assert not list(Path(fetched.path).parent.rglob("*.whl"))
+    assert get(pip, "pypi:tiny-model==1.0").bytes_fetched == 0
+
+
+def test_a_wheel_from_find_links(hub: Hub, env: Env, tmp_path: Path) -> None:
+    write_wheel(tmp_path / "wheels", gguf(300_000, 5))
+    pip = {**env, "PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(tmp_path / "wheels"), "PIP_CONFIG_FILE": os.devnull}
+    assert Path(get(pip, "pypi:tiny-model==1.0#*/model.gguf").path).read_bytes() == gguf(300_000, 5)
+
+
+def test_an_absent_wheel_says_what_pip_said(hub: Hub, env: Env) -> None:
+    pip = {**env, "PIP_NO_INDEX": "1", "PIP_CONFIG_FILE": os.devnull}
+    with pytest.raises(FirstlightError) as e:
+        get(pip, "pypi:tiny-model==9.9")
+    assert e.value.code == "wheel-not-found"
+    assert e.value.evidence
+
+
+def test_a_folder_without_a_destination_is_where_it_is(hub: Hub, env: Env) -> None:
+    folder = hub.folder / REPO / COMMIT
+    before = sorted(folder.rglob("*"))
+    fetched = get(env, str(folder))
+    assert (fetched.path, fetched.bytes_fetched) == (str(folder), 0)
+    assert sorted(folder.rglob("*")) == before
+    assert asyncio.run(estimate(str(folder), env=env)).bytes_to_fetch == 0
+
+
+def test_a_share_is_staged_to_a_local_folder(hub: Hub, env: Env, tmp_path: Path) -> None:
+    fetched = get(env, str(hub.folder / REPO / COMMIT), destination=str(tmp_path / "local disk ü"))
+    theirs = digests(hub.folder / REPO / COMMIT)
+    assert digests(Path(fetched.path)) == {n: theirs[n] for n in fetched.files}
+    assert any(n.endswith("00006.safetensors") for n in fetched.files)
+    assert get(env, str(hub.folder / REPO / COMMIT), destination=fetched.path).bytes_fetched == 0
+
+
+def test_nothing_of_that_name(env: Env) -> None:
+    with pytest.raises(InputError) as e:
+        get(env, "no-such-thing")
+    assert e.value.code == "model-not-found"
+    with pytest.raises(InputError):
+        get(env, "./no-such-folder")
+
+
+def test_a_model_that_does_not_fit_is_refused_before_the_first_byte(hub: Hub, env: Env, monkeypatch: pytest.MonkeyPatch) -> None:
+    from firstlight.core.fetch import Space
+
+    monkeypatch.setattr("firstlight.fetch.session.read_space", lambda path: Space(path="/full", filesystem="ext4", available_bytes=1000))
+    bodies = hub.counts.bodies
+    with pytest.raises(HostError) as e:
+        get(env, REPO)
+    assert (e.value.code, e.value.exit_code) == ("no-space", 4)
+    assert hub.counts.bodies == bodies
+
+
+def test_more_connections_where_each_is_slow(hub: Hub, env: Env, tmp_path: Path) -> None:
+    write_model(hub.folder / "org/wide" / COMMIT, shards=40, size=100_000, extras=False)
+    hub.faults.bytes_per_second = 150_000
+    get(env, "org/wide")
+    assert hub.counts.most_open > 4
+
+
+def test_fewer_connections_when_the_server_asks_for_it(hub: Hub, env: Env) -> None:
+    hub.faults.too_many_first, hub.faults.retry_after, hub.faults.bytes_per_second = 8, "0", 1_000_000
+    get(env, REPO)
+    assert hub.counts.most_open <= 2
