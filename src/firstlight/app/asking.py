@@ -26,6 +26,11 @@ class Asking(msgspec.Struct, frozen=True, kw_only=True):
     timeout: float = 120.0
     memory_limit: str = "4GiB"
     yes: bool = False
+    allow: tuple[str, ...] = ()
+
+    @property
+    def consent(self) -> Consent:
+        return Consent(yes=self.yes, allowed=frozenset(self.allow))
 
 
 def ask_with(planning: Planning, asking: Asking, *, on_step: Callable[[str], None] = lambda text: None) -> EngineAnswer:
@@ -47,7 +52,7 @@ def ask_with(planning: Planning, asking: Asking, *, on_step: Callable[[str], Non
         cache=str(cache_folder() / "ask"),
         timeout=asking.timeout,
         memory_limit_bytes=_bytes(asking.memory_limit),
-        asking=asking_environment(host, asking.yes, on_step) if wheel and looked.engine.name == "vllm" else None,
+        asking=asking_environment(host, asking.consent, on_step) if wheel and looked.engine.name == "vllm" else None,
         source=_source(looked, host),
         on_step=on_step,
     )
@@ -111,7 +116,7 @@ def _power_of_two(count: int) -> int:
     return 1 << max(0, count.bit_length() - 1)
 
 
-def asking_environment(host: Host, yes: bool, on_step: Callable[[str], None]) -> EngineInstall:
+def asking_environment(host: Host, consent: Consent, on_step: Callable[[str], None]) -> EngineInstall:
     """The one environment that releases are asked in: the newest CPU build here, made with consent when there is none."""
     from firstlight.ask.environments import make_environment, prepare
 
@@ -123,7 +128,7 @@ def asking_environment(host: Host, yes: bool, on_step: Callable[[str], None]) ->
     python = _base_python()
     recipe = prepare(host, python, EngineRef(name="vllm"), cpu=True)
     folder = str(data_folder() / "engines" / recipe.name)
-    Consent(yes=yes).require(
+    consent.require(
         "install",
         f"make the environment that engines are asked in ({recipe.requirement})?",
         evidence=("1 GB to download, 3.5 GB on disk", folder),

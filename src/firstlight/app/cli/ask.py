@@ -17,6 +17,7 @@ from firstlight.core.errors import Exit
 @click.option("--timeout", type=click.FloatRange(min=5), default=120.0, show_default=True, help="Seconds for one question.")
 @click.option("--memory-limit", default="4GiB", show_default=True, help="Memory that the asking process may use.")
 @click.option("--yes", is_flag=True, help="Do not ask before making the asking environment.")
+@click.option("--allow", multiple=True, metavar="NAME", help="Consent by name: `install`.")
 @planning_options
 @output_option
 def command(model: str | None, output: str, **options: Any) -> int:
@@ -27,7 +28,7 @@ def command(model: str | None, output: str, **options: Any) -> int:
     from firstlight.app.asking import Asking, ask_with
     from firstlight.app.render_answer import show_answer
 
-    asking = Asking(**{name: options.pop(name) for name in ("engine_python", "engine_wheel", "timeout", "memory_limit", "yes")})
+    asking = Asking(**{name: options.pop(name) for name in ("engine_python", "engine_wheel", "timeout", "memory_limit", "yes", "allow")})
     planning = planning_of(options, model=model)
     answer = ask_with(planning, asking, on_step=say if sys.stderr.isatty() else (lambda text: None))
     emit(answer, output, lambda: show_answer(answer))

@@ -149,3 +149,32 @@ def remove(environment: str, yes: bool) -> int:
     remove_environment(host, folder)
     click.echo(f"{glyphs().ok} removed {folder}")
     return 0
+
+
+@command.command()
+@click.argument("engine", metavar="vllm@VERSION")
+@click.option("--gpu", required=True, metavar="SM|NAME", help="sm_120, 12.0, or a GPU's name: rtx-pro-6000-blackwell.")
+@click.option("--layer", help="Only this kind: gqa128, mla576, moe-nvfp4, …")
+@output_option
+def show(engine: str, gpu: str, layer: str | None, output: str) -> int:
+    """Which kernel a release picks on a GPU, by layer kind and KV cache dtype (`none`: it refuses to start)."""
+    from firstlight.app.render_backends import choices, show_choices
+
+    rows = choices(engine, gpu, layer)
+    emit_rows("Choice", rows, output, lambda: show_choices(rows))
+    return 0
+
+
+@command.command()
+@click.argument("before", metavar="vllm@OLD")
+@click.argument("after", metavar="vllm@NEW")
+@click.option("--gpu", required=True, metavar="SM|NAME", help="sm_120, 12.0, or a GPU's name.")
+@click.option("--all", "show_all", is_flag=True, help="Also KV cache dtypes that only one of the two has.")
+@output_option
+def diff(before: str, after: str, gpu: str, show_all: bool, output: str) -> int:
+    """What an upgrade changes on a GPU: kernels that differ, and what starts to work or ceases to."""
+    from firstlight.app.render_backends import changes, show_changes
+
+    rows = changes(before, after, gpu, show_all)
+    emit_rows("Change", rows, output, lambda: show_changes(rows, before, after))
+    return 0
