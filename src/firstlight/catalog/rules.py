@@ -43,7 +43,7 @@ class Rule(Struct, frozen=True, kw_only=True):
 
     role: cause; consequence (of a cause elsewhere); wrapper (hides a cause); symptom (of a wait); benign.
     match: any of; unless: none of, in the same message; frames: any of, in its traceback; with_log: all of, and unless_log: none of,
-    anywhere in the log; when: a condition on the facts, as `= within(a, b, 0.05)`. phases: where it happens; only_phases: it counts nowhere else. info: INFO lines count as well.
+    anywhere in the log; when: a condition on the facts, as `= within(a, b, 0.05)`. phases: where it happens; only_phases: it counts nowhere else. info: lines below ERROR count as well.
     fatal: the condition ends the start or the server. priority: the higher wins where several match one message.
     """
 
@@ -194,11 +194,29 @@ def _holds(found: tuple[int, ...], part: str) -> bool:
     return found >= bound
 
 
+class Gate:
+    """Finds the rule of a line among many patterns: a look at a whole block first tells which of them can match in it at all."""
+
+    def __init__(self, rules: Iterable[Rule]) -> None:
+        self._all = [(p, r) for r in rules for p in r.match]
+        self._literals = [(p.literal.encode() if p.literal else b"", p, r) for p, r in self._all]
+        self._open = self._all
+
+    def look(self, block: bytes) -> None:
+        """Keeps the patterns whose literal is in the block; escapes and JSON may hide one, so that there all are kept."""
+        if b"\x1b" in block or block[:1] == b"{" or b"\n{" in block:
+            self._open = self._all
+        else:
+            self._open = [(p, r) for literal, p, r in self._literals if literal in block]
+
+    def find(self, text: str) -> Rule | None:
+        """The first rule that matches a line of the block that was looked at."""
+        for p, rule in self._open:
+            if p.search(text) and not any(u.search(text) for u in rule.unless):
+                return rule
+        return None
+
+
 @cache
-def _benign() -> tuple[Rule, ...]:
+def benign_rules() -> tuple[Rule, ...]:
     return tuple(r for r in builtin_rules() if r.role == "benign")
-
-
-def benign_code(text: str) -> str | None:
-    """The code of a harmless line, None for every other."""
-    return next((r.code for r in _benign() if any(p.search(text) for p in r.match)), None)

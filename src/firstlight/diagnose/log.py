@@ -7,7 +7,7 @@ from typing import Any
 from msgspec import Struct
 
 from firstlight.catalog.milestones import RANK, Field, Milestones, load_milestones, typed
-from firstlight.catalog.rules import Rule, builtin_rules, version_within
+from firstlight.catalog.rules import Gate, Rule, builtin_rules, version_within
 from firstlight.core.diagnosis import Benign
 from firstlight.diagnose.remedies import value_of
 from firstlight.diagnose.units import Collector, Unit, template
@@ -17,7 +17,7 @@ ENGINES = ("vllm", "llamacpp", "sglang")
 UNITS_KEPT = 400
 LINES_KEPT = 20
 ENDED = frozenset({"failed", "stopping", "stopped"})
-_QUIET = frozenset({"INFO", "DEBUG"})
+_QUIET = frozenset({"INFO", "DEBUG", "WARNING"})
 _LOUD = frozenset({"ERROR", "CRITICAL"})
 _FRAME = re.compile(r'Traceback|\s*(?:File "|\^|~)|\s{4,}\S')
 
@@ -69,28 +69,37 @@ class LogReader:
         self._splitter, self._collector = Splitter(), Collector()
         self._tables = [load_milestones(e) for e in ((engine,) if engine else ENGINES)]
         self._missing = {id(p): p for r in self.rules for p in (*r.with_log, *r.unless_log)}
-        self._info_rules = [r for r in self.rules if r.info and r.role != "benign"]
-        self._benign_rules = [r for r in self.rules if r.role == "benign"]
+        self._informing = Gate(r for r in self.rules if r.info and r.role != "benign")
+        self._benign = Gate(r for r in self.rules if r.role == "benign")
 
     def feed(self, chunk: bytes) -> None:
-        for number, raw in self._splitter.feed(chunk):
-            self._raw(number, raw)
+        self._pieces(self._splitter.feed(chunk))
 
     def close(self) -> None:
-        for number, raw in self._splitter.close():
-            self._raw(number, raw)
+        self._pieces(self._splitter.close())
         for unit in self._collector.close():
             self._unit(unit)
 
-    def _raw(self, number: int, raw: str) -> None:
-        for line in parse(number, raw):
-            self._line(line)
+    def _pieces(self, pieces: list[tuple[int, str]]) -> None:
+        self._benign.look(self._splitter.block)
+        self._informing.look(self._splitter.block)
+        self._look_for_context(self._splitter.block)
+        for number, raw in pieces:
+            for line in parse(number, raw):
+                self._line(line)
+
+    def _look_for_context(self, block: bytes) -> None:
+        """Which texts that a rule wants (or wants not) anywhere in the log are there: looked for in whole blocks."""
+        likely = [p for p in self._missing.values() if p.literal is None or p.literal.encode() in block]
+        if likely:
+            text = block.decode("utf-8", "replace")
+            for p in likely:
+                if p.regex.search(text):
+                    del self._missing[id(p)]
 
     def _line(self, line: Line) -> None:
         self.lines = line.number
         text = line.text
-        for key in [key for key, p in self._missing.items() if p.search(text)]:
-            del self._missing[key]
         quiet = line.level in _QUIET and not text.startswith("Traceback")
         if self._milestone(line) or quiet:
             if quiet:
@@ -154,23 +163,21 @@ class LogReader:
             self.phase = phase
 
     def _quiet(self, line: Line) -> None:
-        """An INFO line counts only for the rules that say so; a benign one is counted."""
+        """A line below ERROR counts only for the rules that say so; a benign one is counted."""
         if self._count_benign(line.text, line.number):
             return
-        for rule in self._info_rules:
-            if any(p.search(line.text) for p in rule.match):
-                self._unit(
-                    Unit(kind="line", line=line.number, last_line=line.number, text=line.text[:2000], worker=line.worker, logged=line.level)
-                )
-                return
+        if self._informing.find(line.text):
+            self._unit(
+                Unit(kind="line", line=line.number, last_line=line.number, text=line.text[:2000], worker=line.worker, logged=line.level)
+            )
 
     def _count_benign(self, text: str, number: int) -> bool:
-        for rule in self._benign_rules:
-            if any(p.search(text) for p in rule.match):
-                count, lines = self.benign.get(rule.code, (0, []))
-                self.benign[rule.code] = (count + 1, [*lines, number] if len(lines) < 20 else lines)
-                return True
-        return False
+        rule = self._benign.find(text)
+        if rule is None:
+            return False
+        count, lines = self.benign.get(rule.code, (0, []))
+        self.benign[rule.code] = (count + 1, [*lines, number] if len(lines) < LINES_KEPT else lines)
+        return True
 
     def _unit(self, unit: Unit) -> None:
         if unit.kind == "line" and self._count_benign(unit.text, unit.line):

@@ -52,10 +52,11 @@ class Unit(Struct, kw_only=True):
 class _Stream:
     """What one process is in the middle of printing."""
 
-    __slots__ = ("chain", "frames", "linked", "open", "order", "source", "unit")
+    __slots__ = ("chain", "frames", "indent", "linked", "open", "order", "source", "unit")
 
     def __init__(self) -> None:
         self.open = False
+        self.indent = 0
         self.frames: list[str] = []
         self.unit: Unit | None = None
         self.source: str | None = None
@@ -82,6 +83,8 @@ class Collector:
             done = self._closed(stream)
             self._begin(stream, line)
             return done
+        if stream.indent and text[: stream.indent].isspace():
+            text = text[stream.indent :]
         if stream.open:
             return self._inside(stream, line, text)
         return self._after(stream, line, text)
@@ -93,6 +96,7 @@ class Collector:
 
     def _begin(self, stream: _Stream, line: Line) -> None:
         stream.open, stream.frames, stream.source = True, [], line.source
+        stream.indent = len(line.text) - len(line.text.lstrip(" "))
         if stream.linked:
             stream.order += 1
         else:

@@ -5,7 +5,7 @@ import re
 from functools import lru_cache
 
 import msgspec
-from msgspec import Struct
+from msgspec import Struct, structs
 
 LINE_LIMIT = 65536
 
@@ -28,9 +28,13 @@ class Line(Struct, frozen=True, gc=False):
 
 
 class Splitter:
-    """Bytes in any chunks -> the same numbered pieces. A line over LINE_LIMIT bytes keeps its beginning; memory is constant."""
+    """Bytes in any chunks -> the same numbered pieces. A line over LINE_LIMIT bytes keeps its beginning; memory is constant.
+
+    block: the bytes behind the pieces that were given last, for a look ahead over all of them.
+    """
 
     def __init__(self) -> None:
+        self.block = b""
         self._tail = b""
         self._number = 1
         self._dropping = False
@@ -42,11 +46,13 @@ class Splitter:
         data = self._tail + chunk if self._tail else chunk
         cut = max(data.rfind(b"\n"), data.rfind(b"\r")) + 1
         self._keep(data[cut:])
-        return self._pieces(_shortened(data[:cut])) if cut else []
+        self.block = _shortened(data[:cut])
+        return self._pieces(self.block) if cut else []
 
     def close(self) -> list[tuple[int, str]]:
         """What is left without a line end."""
         rest, self._tail = self._tail, b""
+        self.block = rest
         return self._pieces(rest) if rest else []
 
     def _skip_rest(self, chunk: bytes) -> bytes:
@@ -110,7 +116,7 @@ _TRANSPORT = (
     re.compile(r"(?:Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec) [ \d]\d \d\d:\d\d:\d\d(?:\.\d+)? [\w.-]+ [\w.@/-]+(?:\[\d+\])?: "),
     re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} DEBG '[^']+' std(?:out|err) output:\s?"),
     re.compile(r"\[\d+,\d+\]<std(?:out|err)>:\s?"),
-    re.compile(r"\d{1,4}: (?=\(|[A-Z]{4,8}[ :])"),
+    re.compile(r"\d{1,4}: "),
     re.compile(r"[A-Za-z0-9][\w.-]* +\| (?! {4,}\|)"),
     re.compile(r"\(autoscaler \+[\dhms]+(?:, ip=[\w.:]+)?\) "),
 )
@@ -121,18 +127,38 @@ _GLUED = re.compile(
     r"|(?<=[^ )])(?=\((?:APIServer|EngineCore|Worker|VllmWorker)[^()]{0,40} pid=\d+\) )"
 )
 _REPEATED = re.compile(r" \[repeated (\d+)x across (?:cluster|all nodes)[^\]]*\]$")
+_INDENTED = re.compile(rf" +(?=\((?:APIServer|EngineCore|Worker|VllmWorker|RayWorker)[^()]{{0,40}} ?pid=\d+|{_LEVELS} \d\d-\d\d )")
 _SHARED_NAMES = frozenset({"VllmWorkerProcess", "RayWorkerWrapper", "RayWorkerProc", "Worker", "VllmWorker", "ServeReplica", "pid"})
+
+
+_PLAIN = re.compile(
+    r"\(((?:APIServer|EngineCore|Worker_)\w*) pid=(\d+)\) (?:(DEBUG|INFO|WARNING|ERROR|CRITICAL) (\d\d-\d\d \d\d:\d\d:\d\d) \[([\w.]+\.py:\d+)\] ?"
+    r"|(INFO|WARNING|ERROR): +)"
+)
+_SECOND = re.compile(r"pid=\d+\) |it/s\]|s/it\]|(?:INFO|ERROR|WARNING) \d\d-")
 
 
 def parse(number: int, raw: str) -> list[Line]:
     """The line or lines in one printed piece: two processes that wrote without a newline between them are taken apart."""
+    if m := _PLAIN.match(raw):
+        if not _SECOND.search(raw, m.end()):
+            name, pid, level, stamp, source, bare = m.groups()
+            return [Line(number, _text(raw, m.end()), name, int(pid), level or bare, stamp, source, True)]
+        return _apart(number, raw)
     if "\x1b" in raw:
         raw = _ANSI.sub("", raw)
     if raw.startswith("{"):
         raw = _unwrapped(raw)
-    if " pid=" in raw[24:] or "it/s]" in raw or "s/it]" in raw or " INFO " in raw[24:] or " ERROR " in raw[24:]:
-        return [_one(number, part) for part in _glued(raw)]
-    return [_one(number, raw)]
+    if raw[:1] == " " and (m := _INDENTED.match(raw)):
+        raw = raw[m.end() :]
+    return _apart(number, raw) if _SECOND.search(raw, 8) else [_one(number, raw)]
+
+
+def _apart(number: int, raw: str) -> list[Line]:
+    """The lines of one piece; one without a name of its own is of the process before it."""
+    lines = [_one(number, part) for part in _glued(raw)]
+    first = lines[0]
+    return [first, *(line if line.worker else structs.replace(line, worker=first.worker, pid=first.pid) for line in lines[1:])]
 
 
 def _glued(raw: str) -> list[str]:

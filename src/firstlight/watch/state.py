@@ -5,7 +5,7 @@ from typing import Any
 from msgspec import Struct
 
 from firstlight.catalog.milestones import RANK, Field, Milestone, load_milestones
-from firstlight.catalog.rules import benign_code
+from firstlight.catalog.rules import Gate, benign_rules
 from firstlight.engines.lines import Line, Splitter, parse, seconds_of
 
 _ENDINGS = frozenset({"ready", "serving", "failed", "stopping", "stopped"})
@@ -53,12 +53,15 @@ class EngineLog:
         self.benign: dict[str, int] = {}
         self._stamped = stamped
         self._splitter = Splitter()
+        self._benign = Gate(benign_rules())
         self._tables = [load_milestones(name) for name in ((engine,) if engine != "auto" else ("vllm", "llamacpp", "sglang"))]
 
     def feed(self, chunk: bytes, now: float) -> list[LogEvent]:
         """Events of every line that this chunk completes; the same bytes in any chunks give the same events."""
         events: list[LogEvent] = []
-        for number, raw in self._splitter.feed(chunk):
+        pieces = self._splitter.feed(chunk)
+        self._benign.look(self._splitter.block)
+        for number, raw in pieces:
             self._raw(number, raw, now, events)
         if chunk and not self._stamped:
             self.last_line_at = now
@@ -68,7 +71,9 @@ class EngineLog:
     def close(self, now: float) -> list[LogEvent]:
         """Events of a last line without a line end."""
         events: list[LogEvent] = []
-        for number, raw in self._splitter.close():
+        pieces = self._splitter.close()
+        self._benign.look(self._splitter.block)
+        for number, raw in pieces:
             self._raw(number, raw, now, events)
         return events
 
@@ -89,9 +94,9 @@ class EngineLog:
         found = self._find(line.text)
         if found is not None:
             self._milestone(line, *found, now, events)
-        elif code := benign_code(line.text):
-            self.benign[code] = self.benign.get(code, 0) + 1
-            events.append(self._event("benign", line, now, code=code))
+        elif rule := self._benign.find(line.text):
+            self.benign[rule.code] = self.benign.get(rule.code, 0) + 1
+            events.append(self._event("benign", line, now, code=rule.code))
         elif line.level in ("ERROR", "CRITICAL") and not line.text.startswith((" ", "Traceback")):
             self.errors += 1
             events.append(self._event("error", line, now, text=line.text[:500]))

@@ -1,0 +1,100 @@
+"""Following a growing file and a pipe: events within 50 ms, beats with ETA and verdict, a stall with its stacks."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+from firstlight.core.ports import FileInfo
+from firstlight.watch.eta import Eta
+from firstlight.watch.follow import Beat, Follower, follow_chunks, follow_file
+from firstlight.watch.stall import Sample, Stall
+from firstlight.watch.state import EngineLog, LogEvent
+
+
+class FileHost:
+    """The two methods of a Host that following a file needs."""
+
+    def stat(self, path: str) -> FileInfo | None:
+        file = Path(path)
+        return FileInfo(path=path, size=file.stat().st_size) if file.exists() else None
+
+    def read(self, path: str, offset: int = 0, limit: int | None = None) -> bytes:
+        with open(path, "rb") as f:
+            f.seek(offset)
+            return f.read(limit if limit is not None else -1)
+
+
+async def collect(source: AsyncIterator[LogEvent | Beat]) -> list[tuple[float, LogEvent | Beat]]:
+    return [(time.monotonic(), item) async for item in source]
+
+
+async def test_lines_of_a_growing_file_are_events_at_once(tmp_path: Path) -> None:
+    path, written = tmp_path / "engine.log", []
+    follower = Follower(EngineLog("vllm"), Eta("vllm"))
+    reading = asyncio.create_task(collect(follow_file(follower, FileHost(), str(path))))  # type: ignore[arg-type]
+    await asyncio.sleep(0.05)
+    with open(path, "ab", buffering=0) as f:
+        for line in (b"INFO 10-12 08:00:05 [a.py:1] Starting to load model /m...\n", b"INFO:     Application startup complete.\n"):
+            await asyncio.sleep(0.1)
+            f.write(line)
+            written.append(time.monotonic())
+    found = [(at, item) for at, item in await reading if isinstance(item, LogEvent) and item.kind == "phase"]
+    assert [item.data["name"] for _, item in found if isinstance(item, LogEvent)] == ["loading", "ready"]
+    assert all(at - wrote < 0.5 for (at, _), wrote in zip(found, written, strict=True))
+
+
+async def test_a_file_that_became_shorter_is_read_again(tmp_path: Path) -> None:
+    path = tmp_path / "engine.log"
+    path.write_bytes(b"INFO 10-12 08:00:05 [a.py:1] Starting to load model /m...\n" * 3)
+    follower = Follower(EngineLog("vllm"), Eta("vllm"))
+    reading = asyncio.create_task(collect(follow_file(follower, FileHost(), str(path))))  # type: ignore[arg-type]
+    await asyncio.sleep(0.1)
+    path.write_bytes(b"INFO:     Application startup complete.\n")
+    assert (await asyncio.wait_for(reading, 10))[-1][1].kind == "ready"  # type: ignore[union-attr]
+
+
+async def test_a_pipe_is_followed_until_it_closes() -> None:
+    async def chunks() -> AsyncIterator[bytes]:
+        yield b"INFO 10-12 08:00:05 [a.py:1] Starting to lo"
+        yield b"ad model /m...\n"
+
+    follower = Follower(EngineLog("vllm"), Eta("vllm"))
+    items = [item for _, item in await collect(follow_chunks(follower, chunks()))]
+    assert [i.data["name"] for i in items if isinstance(i, LogEvent) and i.kind == "phase"] == ["loading"]
+
+
+class StillSamples:
+    """An engine in which nothing moves."""
+
+    def __init__(self, clock: "Ticks") -> None:
+        self.clock, self.dumps = clock, 0
+
+    def sample(self) -> Sample:
+        return Sample(time=self.clock.now, cpu_seconds=10.0, io_bytes=100, gpu_bytes=100, network_bytes=100)
+
+    def stacks(self) -> str | None:
+        self.dumps += 1
+        return "Thread 1: all_reduce"
+
+
+class Ticks:
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        self.now += 10.0
+        return self.now
+
+
+async def test_a_stall_is_told_once_with_the_stacks() -> None:
+    clock = Ticks()
+    samples = StillSamples(clock)
+    follower = Follower(EngineLog("vllm"), Eta("vllm"), samples=samples, clock=clock)
+    follower.take(b"INFO 10-12 08:00:05 [a.py:1] vLLM is using nccl==2.28.7\n")
+    beats = [beat for _ in range(40) if (beat := await follower.beat())]
+    states = [beat.verdict.state for beat in beats]
+    assert states[0] is not Stall.STALLED
+    assert states[-1] is Stall.STALLED
+    assert [beat.stacks for beat in beats if beat.stacks] == ["Thread 1: all_reduce"]
+    assert samples.dumps == 1
