@@ -42,6 +42,22 @@ def test_a_small_gguf_on_a_host() -> None:
     assert found.best.kv_bytes_per_token == 23040
 
 
+@pytest.mark.parametrize(("parallel", "context", "measured"), [(1, 8192, 22.64 + 0.19), (4, 2048, 16.64 + 0.75)])
+def test_the_buffers_that_llama_cpp_itself_prints(parallel: int, context: int, measured: float) -> None:
+    """xllamacpp 2026.10.11549 on this model: 180.00 MiB of KV buffer, and the compute and output buffers above."""
+    best = planned(SMOL, HOST, max_num_seqs=parallel, max_model_len=context).best
+    assert best is not None
+    assert best.per_gpu is not None
+    assert best.per_gpu.kv_pool.mid == 180 * MIB
+    assert (best.per_gpu.activation_peak.mid or 0) / MIB == pytest.approx(measured, rel=0.05)
+
+
+def test_a_prompt_cache_that_could_grow_past_the_host_is_said() -> None:
+    small = msgspec.structs.replace(HOST, memory_available_bytes=4 * GIB)
+    assert [f.code for f in planned(SMOL, small).findings] == ["prompt-cache-may-grow"]
+    assert planned(SMOL, HOST).findings == []
+
+
 def test_slots_share_the_context_size() -> None:
     best = planned(SMOL, HOST, concurrency=4, max_model_len=2048).best
     assert best is not None
