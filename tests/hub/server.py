@@ -128,8 +128,9 @@ class Handler(BaseHTTPRequestHandler):
         siblings = []
         for name, path in hub.files(repo, commit).items():
             size = path.stat().st_size
-            entry: dict[str, Any] = {"rfilename": name, "size": size, "blobId": hub.git_sha1(path)}
-            if hub.is_lfs(name):
+            lfs = hub.is_lfs(name)
+            entry: dict[str, Any] = {"rfilename": name, "size": size, "blobId": "0" * 40 if lfs else hub.git_sha1(path)}
+            if lfs:
                 entry["lfs"] = {"sha256": hub.sha256(path), "size": size, "pointerSize": 135}
             siblings.append(entry)
         card = {"license": hub.faults.license} if hub.faults.license else {}

@@ -95,6 +95,8 @@ def _choose(
     fits = weight_bytes is not None and memory_bytes is not None and weight_bytes <= RAM_SHARE * memory_bytes
     if place.kind in MEMORY:
         return "default", "the files are in memory already", False
+    if version is None and place.kind in NETWORK | SLOW_MAPS:
+        return "default", f"memory-mapped reads are slow on {place.kind}, and which release will read them is not known", not fits
     if place.kind in NETWORK:
         if fits and _has(version, "auto-prefetch"):
             return "auto-prefetch", f"vLLM itself prefetches from {place.kind} when the checkpoint fits into 90 % of the memory", False

@@ -151,3 +151,26 @@ def test_fewer_connections_when_the_server_asks_for_it(hub: Hub, env: Env) -> No
     hub.faults.too_many_first, hub.faults.retry_after, hub.faults.bytes_per_second = 8, "0", 1_000_000
     get(env, REPO)
     assert hub.counts.most_open <= 2
+
+
+def test_one_large_file_comes_over_several_connections_and_goes_on_where_it_was_cut(hub: Hub, env: Env, tmp_path: Path) -> None:
+    folder = hub.folder / "org/one" / COMMIT
+    folder.mkdir(parents=True)
+    (folder / "model-Q8_0.gguf").write_bytes(gguf(48 << 20, 3))
+    hub.faults.bytes_per_second = 16e6
+    hub.faults.reset_every, hub.faults.reset_after = 5, 3 << 20
+
+    async def cut() -> None:
+        task = asyncio.create_task(fetch("org/one", env=env, destination=str(tmp_path / "to")))
+        while hub.counts.bytes < 20 << 20:
+            await asyncio.sleep(0.02)
+            assert not task.done()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(cut())
+    assert hub.counts.most_open >= 3
+    fetched = get(env, "org/one", destination=str(tmp_path / "to"))
+    assert Path(fetched.path).read_bytes() == gguf(48 << 20, 3)
+    assert fetched.bytes_fetched < 36 << 20

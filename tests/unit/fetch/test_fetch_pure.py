@@ -238,6 +238,7 @@ class TestAdvice:
         assert self.of("nfs", "0.16.0").loader == "eager"
         assert self.of("nfs", "0.8.5").stage
         assert self.of("nfs", None).args == []
+        assert "not known" in self.of("nfs", None).because
 
     def test_vllm_does_not_prefetch_from_9p_by_itself(self) -> None:
         assert self.of("9p").args == ["--safetensors-load-strategy", "prefetch"]

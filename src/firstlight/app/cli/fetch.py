@@ -3,6 +3,7 @@
 import asyncio
 
 import click
+import msgspec
 
 from firstlight.app.consent import Consent
 from firstlight.app.output import emit, output_option, show_findings
@@ -32,6 +33,8 @@ class Rate(click.ParamType[int]):
 @click.option("--exclude", multiple=True, metavar="PATTERN", help="Never files that match.")
 @click.option("--limit-rate", type=Rate(), metavar="SIZE", help="At most so many bytes per second, for example 20MB.")
 @click.option("--verify", is_flag=True, help="Hash what is here already, and fetch again what is wrong.")
+@click.option("--placement", is_flag=True, help="Measure how fast the files read, and say which loader suits.  [default: from 1 GB on]")
+@click.option("--engine", metavar="NAME[@VERSION]", help="The engine that will read them, for that advice.")
 @click.option("--dry-run", is_flag=True, help="Say what would be fetched, and stop.")
 @click.option("--yes", is_flag=True, help="Do not ask before a large download.")
 @click.option("--allow", multiple=True, metavar="NAME", help="Consent by name: `download`.")
@@ -43,6 +46,8 @@ def command(
     exclude: tuple[str, ...],
     limit_rate: int | None,
     verify: bool,
+    placement: bool,
+    engine: str | None,
     dry_run: bool,
     yes: bool,
     allow: tuple[str, ...],
@@ -62,6 +67,8 @@ def command(
         return 0
     _consent(expected, Consent(yes=yes, allowed=frozenset(allow)))
     fetched = asyncio.run(_fetch(model, to, include, exclude, limit_rate, verify))
+    if placement or (fetched.bytes_total or 0) > CONSENT_BYTES:
+        fetched = _placed(fetched, engine)
     show_findings(fetched.findings, err=True)
     emit(fetched, output, lambda: _result(fetched))
     return 0
@@ -86,6 +93,12 @@ async def _fetch(
             on_progress=display,
             cache=str(cache_folder()),
         )
+
+
+def _placed(fetched: Fetched, engine: str | None) -> Fetched:
+    from firstlight.app.placement import placement
+
+    return msgspec.structs.replace(fetched, findings=[*fetched.findings, placement(fetched, engine)])
 
 
 def _show(expected: FetchEstimate) -> None:
