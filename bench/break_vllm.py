@@ -159,8 +159,13 @@ CASES = [
     Case("tp-heads", ("tp-heads-not-divisible", "world-size-too-large"), ("-tp", "3")),
     Case("max-len", ("max-model-len-too-large",), ("--max-model-len", "65536")),
     Case("batched-tokens", ("bad-flag-combination",), ("--max-num-batched-tokens", "16", "--max-num-seqs", "64")),
-    Case("kv-small", ("kv-too-small-for-max-len",), ("--kv-cache-memory-bytes", "65536")),
-    Case("kv-none", ("no-memory-for-cache-blocks", "kv-too-small-for-max-len"), ("--kv-cache-memory-bytes", "16")),
+    Case(
+        "kv-small",
+        ("kv-too-small-for-max-len",),
+        ("--max-model-len", "4000000"),
+        model=edit("config.json", lambda c: c.update(max_position_embeddings=4000000)),
+    ),
+    Case("kv-blocks", ("kv-too-small-for-max-len", "no-memory-for-cache-blocks"), ("--num-gpu-blocks-override", "1")),
     Case("tokenizer-absent", ("tokenizer-not-found",), model=lambda f: [p.unlink() for p in f.glob("tokenizer*")] and None),
     Case("tokenizer-corrupt", ("tokenizer-invalid",), model=lambda f: (f / "tokenizer.json").write_text("{}") and None),
     Case(

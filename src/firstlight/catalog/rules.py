@@ -1,5 +1,6 @@
 """Diagnosis rules as data: symptom -> cause -> remedy. Data: rules/*.toml, one family a file; the user's own folder is added to them."""
 
+import difflib
 import re
 import tomllib
 from collections.abc import Iterable
@@ -11,7 +12,7 @@ from msgspec import Struct
 
 from firstlight.core.errors import InputError
 
-ROLES = ("cause", "consequence", "wrapper", "symptom", "benign")
+ROLES = ("cause", "consequence", "wrapper", "symptom", "benign", "exit")
 
 
 class RemedyTemplate(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -41,7 +42,7 @@ class Pattern(Struct, frozen=True, kw_only=True):
 class Rule(Struct, frozen=True, kw_only=True):
     """One way in which a known condition shows in a log. Several rules may share a code.
 
-    role: cause; consequence (of a cause elsewhere); wrapper (hides a cause); symptom (of a wait); benign.
+    role: cause; consequence (of a cause elsewhere); wrapper (hides a cause); symptom (of a wait); benign; exit (no pattern: by exit status).
     match: any of; unless: none of, in the same message; frames: any of, in its traceback; with_log: all of, and unless_log: none of,
     anywhere in the log; when: a condition on the facts, as `= within(a, b, 0.05)`. phases: where it happens; only_phases: it counts nowhere else. info: lines below ERROR count as well.
     fatal: the condition ends the start or the server. priority: the higher wins where several match one message.
@@ -55,7 +56,7 @@ class Rule(Struct, frozen=True, kw_only=True):
     versions: str | None = None
     phases: tuple[str, ...] = ()
     only_phases: tuple[str, ...] = ()
-    match: tuple[Pattern, ...]
+    match: tuple[Pattern, ...] = ()
     unless: tuple[Pattern, ...] = ()
     frames: tuple[Pattern, ...] = ()
     with_log: tuple[Pattern, ...] = ()
@@ -145,7 +146,8 @@ def _rule(row: dict[str, Any], origin: str) -> Rule:
     code = row.get("code", "?")
     if unknown := sorted(row.keys() - _KEYS):
         raise InputError("rule-invalid", f"{origin}: rule {code} has unknown keys", evidence=tuple(unknown))
-    if missing := [k for k in ("code", "title", "meaning", "match") if not row.get(k)]:
+    needed = ("code", "title", "meaning") if row.get("role") == "exit" else ("code", "title", "meaning", "match")
+    if missing := [k for k in needed if not row.get(k)]:
         raise InputError("rule-invalid", f"{origin}: rule {code} lacks keys", evidence=tuple(missing))
     if row.get("role", "cause") not in ROLES:
         raise InputError("rule-invalid", f"{origin}: rule {code} has role {row['role']!r}", evidence=(f"one of {', '.join(ROLES)}",))
@@ -166,10 +168,15 @@ def builtin_rules() -> tuple[Rule, ...]:
     return tuple(rule for f in files for rule in read_rules(f.read_text("utf-8"), f.name))
 
 
-def rules_for(engine: str | None, version: str | None, rules: Iterable[Rule] | None = None) -> tuple[Rule, ...]:
-    """The rules that apply to an engine and version; what is unknown excludes nothing."""
-    chosen = builtin_rules() if rules is None else rules
-    return tuple(r for r in chosen if (engine is None or not r.engines or engine in r.engines) and version_within(version, r.versions))
+def rule_of(code: str) -> Rule:
+    """The first rule of a code. Raises InputError `code-unknown`, naming near ones."""
+    found = next((r for r in builtin_rules() if r.code == code), None)
+    if found is None:
+        near = difflib.get_close_matches(code, sorted({r.code for r in builtin_rules()}), 4)
+        raise InputError(
+            "code-unknown", f"no rule has the code {code}", evidence=tuple(near), hint="`firstlight rules list` shows all codes"
+        )
+    return found
 
 
 def version_within(version: str | None, wanted: str | None) -> bool:

@@ -64,7 +64,7 @@ def _cause(
         return None, [_report()], _unknown(first.seen.unit)
     if decision.outcome not in ("failed", "serving-failed"):
         return None, [], None
-    cause, remedies = by_exit(reader, decision, exit_status, facts, context)
+    cause, remedies = by_exit(reader, exit_status, facts, context)
     return cause, remedies, _last_words(reader) if cause.code == "cause-not-visible" else None
 
 

@@ -25,6 +25,7 @@ def test_every_rule_says_what_it_means_and_where_it_comes_from() -> None:
         assert rule.meaning.endswith((".", "?")), rule.code
         assert rule.sources, rule.code
         assert 0 < rule.confidence <= 1
+        assert rule.match or rule.role == "exit", rule.code
         assert rule.role != "cause" or not rule.fatal or rule.phases, f"{rule.code} names no phase"
         assert all(r.change or r.action for r in rule.remedies), rule.code
         assert all(r.safety in ("safe", "ask", "never") for r in rule.remedies), rule.code
