@@ -79,8 +79,8 @@ def _exceptions(quant: QuantSpec, linears: list[_Linear]) -> Iterator[Finding]:
     if unsaid and quant.ignore:
         evidence = [*unsaid[:4], *([f"and {len(unsaid) - 4:,} more"] if len(unsaid) > 4 else [])]
         yield _mismatch("matrices are stored unquantized that the list of exceptions does not name", evidence)
-    rule = vllm_rule(quant.method)
-    caught = [(n.module, p) for n in linears if n.quantized and rule and (p := rule(vllm_name(n.module), quant.ignore))]
+    rule = vllm_rule(quant.method, quant.ignore)
+    caught = [(n.module, p) for n in linears if n.quantized and rule and (p := rule(vllm_name(n.module)))]
     if caught:
         evidence = [f"{pattern} also catches {vllm_name(module)} (stored quantized)" for module, pattern in caught[:4]]
         yield Finding(

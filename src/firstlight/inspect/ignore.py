@@ -61,46 +61,61 @@ def vllm_name(module: str) -> str:
     return f"{parent}.{JOINED.get(last, last)}"
 
 
-def vllm_rule(method: str) -> Callable[[str, list[str]], str | None] | None:
-    """The rule of vLLM's loader for this method: the pattern that makes it leave `layer` alone, or None. None: no such rule known."""
-    return {
+Rule = Callable[[str], str | None]
+
+
+def vllm_rule(method: str, patterns: list[str]) -> Rule | None:
+    """vLLM's own rule for this method over these names: the one that makes it leave a layer alone, or None. None: no such rule known."""
+    build = {
         "modelopt": _modelopt, "fp8": _exact, "fbgemm_fp8": _exact, "compressed-tensors": _equal_or_expression, "awq": _substring,
         "mxfp4": _exact,
     }.get(method)  # fmt: skip
+    return build(patterns) if build else None
 
 
-def _modelopt(layer: str, patterns: list[str]) -> str | None:
-    """Exact, then substring, then wildcard; `module*` counts as `module` and `module.*`."""
-    for pattern in patterns:
-        plain = pattern[:-1] if pattern.endswith("*") and not pattern.endswith(".*") else pattern
-        if plain in layer or plain in layer.removeprefix("language_model.") or re.match(translate(pattern), layer):
-            return pattern
-    return _shards(layer, patterns, lambda name, listed: next((p for p in listed if p == name), None))
+def _modelopt(patterns: list[str]) -> Rule:
+    """Exact, then substring, then wildcard; `module*` counts as `module` and `module.*`, so its substring decides."""
+    plain = [(p[:-1] if p.endswith("*") and not p.endswith(".*") else p, p) for p in patterns]
+    wild = [(re.compile(translate(p)), p) for short, p in plain if any(c in short for c in "*?[")]
+    shards = _all_shards(frozenset(patterns))
+
+    def rule(layer: str) -> str | None:
+        inner = layer.removeprefix("language_model.")
+        found = next((p for short, p in plain if short in layer or short in inner), None)
+        return found or next((p for expression, p in wild if expression.match(layer)), None) or shards(layer)
+
+    return rule
 
 
-def _exact(layer: str, patterns: list[str]) -> str | None:
-    if "experts" in layer:
-        return next((p for p in patterns if "experts" in p and layer in p), None)
-    found = next((p for p in patterns if p == layer), None)
-    return found or _shards(layer, patterns, lambda name, listed: next((p for p in listed if p == name), None))
+def _exact(patterns: list[str]) -> Rule:
+    listed = frozenset(patterns)
+    experts = [p for p in patterns if "experts" in p]
+    shards = _all_shards(listed)
+
+    def rule(layer: str) -> str | None:
+        if "experts" in layer:
+            return next((p for p in experts if layer in p), None)
+        return layer if layer in listed else shards(layer)
+
+    return rule
 
 
-def _substring(layer: str, patterns: list[str]) -> str | None:
-    return next((p for p in patterns if p in layer), None)
+def _substring(patterns: list[str]) -> Rule:
+    return lambda layer: next((p for p in patterns if p in layer), None)
 
 
-def _equal_or_expression(layer: str, patterns: list[str]) -> str | None:
-    for pattern in patterns:
-        if pattern == layer:
-            return pattern
-        if pattern.startswith("re:") and (expression := _compiled(pattern[3:])) and expression.match(layer):
-            return pattern
-    return None
+def _equal_or_expression(patterns: list[str]) -> Rule:
+    compiled = [(e, p) for p in patterns if p.startswith("re:") and (e := _compiled(p[3:]))]
+    listed = frozenset(patterns)
+    return lambda layer: layer if layer in listed else next((p for e, p in compiled if e.match(layer)), None)
 
 
-def _shards(layer: str, patterns: list[str], match: Callable[[str, list[str]], str | None]) -> str | None:
+def _all_shards(listed: frozenset[str]) -> Rule:
     """A joined layer is left alone when all that it joins are."""
-    parent, _, last = layer.rpartition(".")
-    members = [name for name, joined in JOINED.items() if joined == last]
-    found = [match(f"{parent}.{m}", patterns) for m in members if not m.startswith("w")]
-    return found[0] if found and all(found) else None
+
+    def rule(layer: str) -> str | None:
+        parent, _, last = layer.rpartition(".")
+        members = [f"{parent}.{name}" for name, joined in JOINED.items() if joined == last and not name.startswith("w")]
+        return members[0] if members and listed.issuperset(members) else None
+
+    return rule

@@ -44,7 +44,7 @@ def _fingerprints(pieces: Iterable[dict[str, str]]) -> dict[str, Shard]:
 def _count(piece: dict[str, str], shards: dict[str, list[int]]) -> None:
     names = iter(piece)
     for file, run in groupby(piece.values()):
-        length = sum(1 for _ in run)
+        length = len(list(run))
         entry = shards.setdefault(file, [0, 0])
         entry[0] += length
         entry[1] += sum(map(hash, islice(names, length)))

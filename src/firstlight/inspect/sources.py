@@ -99,7 +99,7 @@ def _read_text(path: str, host: Host) -> str | None:
 class FolderSource:
     """A folder on a host. On the local host files are read directly, elsewhere through the port."""
 
-    first_read = 1 << 18  # what is read of a shard before its header's length is known
+    first_read = 1 << 19  # what is read of a shard before its header's length is known
     one_file = False
 
     def __init__(self, ref: str, root: str, host: Host, *, revision: str | None = None, quant: str | None = None) -> None:

@@ -121,13 +121,13 @@ def test_what_the_producer_left_out(pattern, module, left_out):
     ],
 )  # fmt: skip
 def test_what_vllm_leaves_out(method, pattern, module, left_out):
-    assert (vllm_rule(method)(vllm_name(module), [pattern]) is not None) is left_out
+    assert (vllm_rule(method, [pattern])(vllm_name(module)) is not None) is left_out
 
 
 def test_joined_layers_are_left_out_when_all_their_parts_are():
     parts = [f"model.layers.0.self_attn.{p}_proj" for p in "qkv"]
-    assert vllm_rule("fp8")("model.layers.0.self_attn.qkv_proj", parts)
-    assert vllm_rule("fp8")("model.layers.0.self_attn.qkv_proj", parts[:2]) is None
+    assert vllm_rule("fp8", parts)("model.layers.0.self_attn.qkv_proj")
+    assert vllm_rule("fp8", parts[:2])("model.layers.0.self_attn.qkv_proj") is None
 
 
 def _quantized(tmp_path, config, tensors=None):
