@@ -76,5 +76,5 @@ def test_a_person_reads_the_same(kimi: Path, capsys: pytest.CaptureFixture[str])
     assert status == 4
     assert "8xrtx-pro-6000-blackwell" in text
     assert "engine   vLLM 0.16.0" in text
-    assert f"blocker {CODE}: vLLM 0.16.0 has no attention backend that reads a fp8 KV cache on compute capability 12.0" in text
+    assert f"blocker {CODE}: vLLM 0.16.0 has no attention backend for a KV cache in fp8 on compute capability 12.0" in text
     assert text.rstrip().endswith("blocked by 1 problem")

@@ -198,7 +198,7 @@ def read_command(words: Sequence[str], file: str | None) -> EngineCommand:
         return command.read_words(words) if len(words) > 1 else command.read_shell(words[0])
     if file is None:
         raise InputError(
-            "no-engine-command", "no command was given", hint="firstlight check -- vllm serve MODEL …, or firstlight check FILE"
+            "no-engine-command", "no command was given", hint="firstlight check -- vllm serve MODEL ..., or firstlight check FILE"
         )
     try:
         text = Path(file).read_text("utf-8")

@@ -13,7 +13,7 @@ from firstlight.core.errors import InputError
 _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)=(.*)", re.S)
 _IMAGE = re.compile(r"(?:\S+/)?(?:vllm/)?vllm-openai(?:-\w+)?(?::v?(?P<tag>[\w.+-]+))?(?:@sha256:\w+)?$")
 _MODULES = ("vllm.entrypoints.openai.api_server", "vllm.entrypoints.cli.main")
-_HINT = "give the command after `--`: firstlight check -- vllm serve MODEL …; or a compose file or a unit file"
+_HINT = "give the command after `--`: firstlight check -- vllm serve MODEL ...; or a compose file or a unit file"
 
 
 class EngineCommand(Struct, frozen=True, kw_only=True):

@@ -13,7 +13,7 @@ from firstlight.core.errors import Exit
 @click.option("--engine-python", metavar="PATH", help="Interpreter of the engine's environment.")
 @click.option("--ignore", multiple=True, metavar="CODE", help="Do not stop for this finding; it is shown all the same.")
 @output_option
-@click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="[-- COMMAND…]")
+@click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="[-- COMMAND...]")
 def command(
     file: str | None, gpu: str | None, host: str, engine_python: str | None, ignore: tuple[str, ...], output: str, words: tuple[str, ...]
 ) -> int:

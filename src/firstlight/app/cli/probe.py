@@ -7,7 +7,7 @@ from firstlight.app.output import emit, output_option
 
 
 @click.command(short_help="what this machine has")
-@click.argument("paths", nargs=-1, metavar="[PATH…]")
+@click.argument("paths", nargs=-1, metavar="[PATH...]")
 @click.option("--host", default="local", show_default=True, metavar="HOST", help="local, or ssh://USER@HOST.")
 @click.option("--engine-python", metavar="PATH", help="Another interpreter to ask for engines.")
 @click.option("--no-engines", is_flag=True, help="Do not look for engines.")

@@ -72,7 +72,7 @@ def _missing(context: Context, found: Choice) -> Finding:
     if found.late:
         return blocker(
             "kv-cache-dtype-fails-late",
-            f"{context.named} accepts a {found.kv_cache_dtype} KV cache and dies while it builds the attention backend on {where}",
+            f"{context.named} accepts a KV cache in {found.kv_cache_dtype} and dies while it builds the attention backend on {where}",
             evidence=[_said_by(context, found.kv_cache_dtype), f"the engine's words: {found.late}"],
             hint="--kv-cache-dtype fp8, or auto",
         )
@@ -95,7 +95,7 @@ def _no_backend_for_dtype(context: Context, found: Choice, where: str) -> Findin
     plain = lookup(context.version, found.sm, found.layer, "auto")
     return blocker(
         CODE,
-        f"{context.named} has no attention backend that reads a {found.kv_cache_dtype} KV cache on {where}",
+        f"{context.named} has no attention backend for a KV cache in {found.kv_cache_dtype} on {where}",
         evidence=[
             _said_by(context, found.kv_cache_dtype),
             f"layer {found.layer}, KV cache dtype {found.kv_cache_dtype}, {where}: no backend in release {found.release}",
@@ -169,7 +169,7 @@ def _on_cpu(context: Context, dtype: str) -> Finding | None:
     cures = [f"an overlay without {' and '.join(embedded.sources)}"] if embedded and dtype == embedded.dtype else ["--kv-cache-dtype auto"]
     return blocker(
         CODE,
-        f"{context.named} on CPU has no MLA attention that reads a {dtype} KV cache: it becomes ready and dies on the first request",
+        f"{context.named} on CPU has no MLA attention for a KV cache in {dtype}: it becomes ready and dies on the first request",
         evidence=[_said_by(context, dtype), "device: cpu, attention: MLA"],
         note=_note(context, dtype),
         hint="; or ".join(cures),

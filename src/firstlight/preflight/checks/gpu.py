@@ -73,7 +73,7 @@ def memory_held(context: Context) -> Iterator[Finding]:
     short = [(g, need) for g in context.gpus if g.free_bytes is not None and (need := needed_bytes(context, g)) and g.free_bytes < need]
     if not short:
         return
-    evidence = [_held_line(g, need) for g, need in short]
+    evidence = _held_lines(short)
     holders = [p for g, _ in short for p in g.processes]
     evidence += [_process_line(p) for p in _distinct(holders)[:8]]
     if not holders:
@@ -86,8 +86,13 @@ def memory_held(context: Context) -> Iterator[Finding]:
     )
 
 
-def _held_line(gpu: Accelerator, need: float) -> str:
-    return f"GPU {gpu.index}: {gib(gpu.free_bytes)} free of {gib(gpu.cuda_total_bytes)}, {gib(need)} needed"
+def _held_lines(short: list[tuple[Accelerator, float]]) -> list[str]:
+    """A line for each different amount, with the GPUs that have it."""
+    lines: dict[str, list[str]] = {}
+    for gpu, need in short:
+        text = f"{gib(gpu.free_bytes)} free of {gib(gpu.cuda_total_bytes)}, {gib(need)} needed"
+        lines.setdefault(text, []).append(str(gpu.index))
+    return [f"GPU{'s' if len(at) > 1 else ''} {', '.join(at)}: {text}" for text, at in lines.items()]
 
 
 def _process_line(process: GpuProcess) -> str:
@@ -111,8 +116,8 @@ def _free_hint(processes: list[GpuProcess]) -> str:
             commands.append(f"`systemctl stop {process.unit}`")
         elif process.container:
             commands.append(f"`docker stop {process.container}`")
-        else:
-            commands.append(f"`kill {process.pid}`")
+    plain = [str(p.pid) for p in processes if not (p.run or p.unit or p.container)]
+    commands += [f"`kill {' '.join(plain)}`"] if plain else []
     return ", ".join(dict.fromkeys(commands)) or "find the holder with `fuser -v /dev/nvidia*` as root"
 
 

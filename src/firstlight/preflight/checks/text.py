@@ -65,17 +65,17 @@ def named_parsers(context: Context) -> Iterator[Finding]:
         yield blocker(
             "parser-unknown",
             f"{context.named} has no parser called {name}",
-            evidence=[f"{option} {name}", f"it has: {', '.join(known)}"],
+            evidence=[f"{option} {name}", f"it has {len(known)}, the nearest: {', '.join(_nearest(name, known))}"],
             hint=f"`firstlight engines install vllm@{first}`"
             if first and first not in (context.version,)
-            else f"{option} {_near(name, known)}",
+            else f"{option} {_nearest(name, known)[0]}",
         )
 
 
-def _near(name: str, known: list[str]) -> str:
+def _nearest(name: str, known: list[str]) -> list[str]:
     import difflib
 
-    return next(iter(difflib.get_close_matches(name, known, n=1)), "NAME")
+    return difflib.get_close_matches(name, known, n=4, cutoff=0.4) or known[:4] or ["NAME"]
 
 
 def auto_tool_choice(context: Context) -> Iterator[Finding]:
