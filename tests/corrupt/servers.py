@@ -28,7 +28,25 @@ def words_of(body: dict[str, Any]) -> list[str]:
     if KIND == "echo":
         return (str(asked).split(" ") or ["?"])[:limit]
     if KIND == "canned":
-        return ["I", "am", "a", "helpful", "assistant.", "The", "capital", "of", "France", "is", "Paris.", "How", "can", "I", "help", "you", "today?"][:limit]
+        return [
+            "I",
+            "am",
+            "a",
+            "helpful",
+            "assistant.",
+            "The",
+            "capital",
+            "of",
+            "France",
+            "is",
+            "Paris.",
+            "How",
+            "can",
+            "I",
+            "help",
+            "you",
+            "today?",
+        ][:limit]
     return ["!"] * limit
 
 
@@ -45,7 +63,10 @@ def reply(body: dict[str, Any], tokens: list[str], chat: bool, *, chunk: bool = 
 
 
 async def lie(request: Request) -> Response:
-    body = json.loads(await request.body())
+    try:
+        body = json.loads(await request.body())
+    except ValueError:
+        return JSONResponse({"error": {"message": "not JSON"}}, 400)
     chat = request.url.path.endswith("/chat/completions")
     tokens = words_of(body)
     if KIND == "stall" and not body.get("stream"):

@@ -31,8 +31,8 @@ def _learn(session: Session, rows: list[dict[str, Any]]) -> None:
 
 
 async def chat(session: Session) -> Outcome:
-    """A chat turn is answered with text and a reason to stop."""
-    answer = await session.api.chat(QUESTION, max_tokens=SHORT, temperature=0)
+    """A chat turn is answered with text and a reason to stop. Asked as a stream, where silence shows soonest."""
+    answer = await session.api.stream("/chat/completions", {"messages": QUESTION, "max_tokens": SHORT, "temperature": 0})
     session.has_chat = answer.ok
     if not answer.ok:
         session.has_chat = False

@@ -1,6 +1,7 @@
 """What the checks share: the client, what was claimed, what was learned so far, the clock."""
 
 import asyncio
+import math
 import random
 import time
 from collections.abc import Awaitable, Iterable
@@ -44,15 +45,16 @@ class Outcome(Struct, frozen=True, kw_only=True):
 class Session:
     """One verification. has_chat, has_completions, thinking: learned while asking; None until known."""
 
-    def __init__(self, api: Api, endpoint: Endpoint, claims: Claims, *, parallel: int = 4) -> None:
+    def __init__(self, api: Api, endpoint: Endpoint, claims: Claims, *, parallel: int = 4, deadline: float = math.inf) -> None:
         self.api = api
         self.endpoint = endpoint
         self.claims = claims
         self.parallel = parallel
+        self.deadline = deadline
         self.engine = endpoint.engine
         self.engine_version = endpoint.engine_version
         self.max_model_len = endpoint.max_model_len
-        self.has_chat: bool | None = None
+        self.has_chat: bool | None = False if claims.kind == "base" else None
         self.has_completions: bool | None = None
         self.thinking = False
         self.has_logprobs: bool | None = None
@@ -87,6 +89,9 @@ class Session:
         """How this request form asks for logprobs: a count in /completions, a switch and a count in chat."""
         in_chat = not self.has_completions if chat is None else chat
         return {"logprobs": True, "top_logprobs": top} if in_chat else {"logprobs": top}
+
+    def seconds_left(self) -> float:
+        return self.deadline - now()
 
     def fresh(self) -> int:
         """A number that no prefix cache has seen."""

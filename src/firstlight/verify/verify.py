@@ -5,30 +5,38 @@ from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from firstlight.core.errors import UsageError
+import msgspec
+
+from firstlight.core.errors import InputError, UsageError
+from firstlight.core.reference import Reference
 from firstlight.core.run import Endpoint
 from firstlight.core.verdict import CheckResult, Verdict
-from firstlight.verify import coherence, contract, limits, numerics
+from firstlight.verify import claims as claims_
+from firstlight.verify import coherence, contract, kinds, limits, long_context, numerics, reference
 from firstlight.verify.answers import NoAnswer
 from firstlight.verify.client import Api
 from firstlight.verify.session import Claims, Outcome, Session, now
 
+SILENT = "the endpoint does not answer"
 OnCheck = Callable[[CheckResult], None]
 
 
 class Check(NamedTuple):
-    """essential: runs whatever the time budget says; without it there is no verdict worth the name."""
+    """essential: runs whatever the time budget says; without it there is no verdict worth the name. kinds: of models it is for."""
 
     name: str
     group: str
     run: Callable[[Session], Awaitable[Outcome]]
     quick: bool = True
     essential: bool = False
+    kinds: tuple[str, ...] = ("chat", "base")
 
 
 CHECKS: tuple[Check, ...] = (
-    Check("models", "contract", contract.models, essential=True),
-    Check("chat", "contract", contract.chat, essential=True),
+    Check("models", "contract", contract.models, essential=True, kinds=("chat", "base", "embedding", "reward")),
+    Check("embeddings", "coherence", kinds.embeddings, essential=True, kinds=("embedding",)),
+    Check("rewards", "coherence", kinds.rewards, essential=True, kinds=("reward",)),
+    Check("chat", "contract", contract.chat, essential=True, kinds=("chat",)),
     Check("completions", "contract", contract.completions, essential=True),
     Check("trivial-continuations", "coherence", coherence.trivial_continuations, essential=True),
     Check("known-answers", "coherence", coherence.known_answers, essential=True),
@@ -49,14 +57,25 @@ CHECKS: tuple[Check, ...] = (
     Check("long-request", "contract", limits.long_request, quick=False),
     Check("batch-invariance", "coherence", numerics.batch_invariance, quick=False),
     Check("prefix-cache", "coherence", numerics.prefix_cache, quick=False),
+    Check("long-context", "long-context", long_context.long_context, quick=False),
+    Check("kv-pressure", "long-context", long_context.kv_pressure, quick=False),
+    Check("tools", "claims", claims_.tools),
+    Check("reasoning", "claims", claims_.reasoning),
+    Check("json-schema", "claims", claims_.json_schema, quick=False),
+    Check("vision", "claims", claims_.vision),
     Check("other-languages", "coherence", coherence.other_languages, quick=False),
 )
 BUDGET_SECONDS = {"quick": 6.0, "full": 60.0}
+REQUEST_SECONDS = {"quick": 90.0, "full": 240.0}
+KINDS = ("chat", "base", "embedding", "reward")
 SEES = [
-    "noise, floods, loops, wrong or missing templates, swapped or scaled weights, broken tokenizers",
-    "answers crossed between parallel requests, stalls, broken streams and counts",
+    "noise, floods, loops, broken tokenizers, templates of another family, weights scaled, swapped, zeroed or permuted at large",
+    "decoding that parts from reading, caches and batches that change answers, answers crossed between requests, stalls, wrong counts",
 ]
-CANNOT_SEE = ["mild damage (one layer, a few percent of a scale): compare with a trusted run, `firstlight verify --against FILE`"]
+CANNOT_SEE = [
+    "mild damage (one layer, a scale off by percents): compare with a trusted run, `firstlight verify --against FILE`",
+    "knowledge and skill: a model that answers trivial questions rightly may still be worse than it should be",
+]
 
 
 async def verify(
@@ -68,26 +87,31 @@ async def verify(
     on_check: OnCheck | None = None,
     api_key: str | None = None,
     claims: Claims | None = None,
+    trusted: Reference | None = None,
+    tolerance: str = "same",
 ) -> Verdict:
     """Asks the endpoint and judges its answers. `checks`: only these; `accept`: failures that the user takes by name.
+    trusted: a reference to compare with, within `tolerance` (a key of reference.TOLERANCES).
 
     Raises UsageError for unknown names. An endpoint that does not answer is a verdict, not an exception.
     """
-    chosen = select(profile, checks)
+    claimed = claims or Claims()
+    chosen = select(profile, checks, claimed.kind or "chat")
+    if trusted is not None:
+        chosen.append(Check("reference", "reference", reference.against(trusted, tolerance), essential=True))
     started = now()
-    api = Api(endpoint.base_url, endpoint.model, api_key=api_key or _key_of(endpoint))
-    session = Session(api, endpoint, claims or Claims())
+    api = Api(endpoint.base_url, endpoint.model, api_key=api_key or key_of(endpoint), request_seconds=REQUEST_SECONDS[profile])
+    session = Session(api, endpoint, claimed, parallel=4 if profile == "quick" else 16, deadline=started + BUDGET_SECONDS[profile])
     results: list[CheckResult] = []
     try:
         for check in chosen:
-            result = await _run(check, session, results, started + BUDGET_SECONDS[profile], accept)
-            results.append(result)
+            results.append(await _run(check, session, results, accept))
             if on_check:
-                on_check(result)
+                on_check(results[-1])
     finally:
         await api.close()
     return Verdict(
-        passed=all(r.passed or r.skipped or r.accepted for r in results),
+        passed=passed(results, must_judge=not checks),
         endpoint=endpoint.base_url,
         model=endpoint.model,
         profile=profile,
@@ -98,34 +122,64 @@ async def verify(
     )
 
 
-def select(profile: str, names: Sequence[str]) -> list[Check]:
-    """The profile's checks, or those named."""
+def passed(results: Sequence[CheckResult], *, must_judge: bool = True) -> bool:
+    """Every check passed, was skipped or accepted, and (unless checks were chosen by name) one that judges answers did run."""
+    judged = any(r.group == "coherence" and not r.skipped for r in results)
+    return (judged or not must_judge) and all(r.passed or r.skipped or r.accepted for r in results)
+
+
+async def save_reference(endpoint: Endpoint, *, api_key: str | None = None, note: str | None = None) -> Reference:
+    """A reference taken from this endpoint, which the caller trusts."""
+    api = Api(endpoint.base_url, endpoint.model, api_key=api_key or key_of(endpoint))
+    session = Session(api, endpoint, Claims())
+    try:
+        await contract.models(session)
+        taken = await reference.take_reference(session)
+    finally:
+        await api.close()
+    return msgspec.structs.replace(taken, note=note)
+
+
+def select(profile: str, names: Sequence[str], kind: str = "chat") -> list[Check]:
+    """The profile's checks for this kind of model, or those named (a name or a group), with what they need to know first."""
     if profile not in BUDGET_SECONDS:
         raise UsageError("unknown-profile", f"no profile {profile!r}", hint=f"one of {', '.join(BUDGET_SECONDS)}")
-    known = {c.name for c in CHECKS} | {c.group for c in CHECKS}
+    if kind not in KINDS:
+        raise UsageError("unknown-kind", f"no kind {kind!r}", hint=f"one of {', '.join(KINDS)}")
+    known = {c.name for c in CHECKS} | {c.group for c in CHECKS} | {"reference"}
     if unknown := [n for n in names if n not in known]:
         raise UsageError("unknown-check", f"no check {unknown[0]!r}", hint=f"one of {', '.join(c.name for c in CHECKS)}")
+    fitting = [c for c in CHECKS if kind in c.kinds]
     if names:
-        return [c for c in CHECKS if c.name in names or c.group in names or c.name in ("models", "chat", "completions")]
-    return [c for c in CHECKS if c.quick or profile == "full"]
+        return [c for c in fitting if c.name in names or c.group in names or c.name in FIRST]
+    return [c for c in fitting if c.quick or profile == "full"]
 
 
-def _key_of(endpoint: Endpoint) -> str | None:
-    return Path(endpoint.api_key_file).read_text().strip() if endpoint.api_key_file else None
+FIRST = ("models", "chat", "completions", "trivial-continuations")
 
 
-async def _run(check: Check, session: Session, before: list[CheckResult], deadline: float, accept: frozenset[str]) -> CheckResult:
+def key_of(endpoint: Endpoint) -> str | None:
+    """The key from its file. Raises InputError `api-key-unreadable`."""
+    if endpoint.api_key_file is None:
+        return None
+    try:
+        return Path(endpoint.api_key_file).read_text().strip()
+    except OSError as e:
+        raise InputError("api-key-unreadable", "the key file cannot be read", evidence=(f"{e.filename}: {e.strerror}",)) from None
+
+
+async def _run(check: Check, session: Session, before: list[CheckResult], accept: frozenset[str]) -> CheckResult:
     """One check with its clock; a dead or silent endpoint fails the check, and what follows is skipped."""
     result = functools.partial(CheckResult, name=check.name, group=check.group)
-    if lost := next((r for r in before if r.note == "the endpoint does not answer"), None):
+    if lost := next((r for r in before if r.note == SILENT), None):
         return result(passed=False, skipped=True, note=f"not asked: {lost.name} got no answer")
-    if not check.essential and now() >= deadline:
+    if not check.essential and session.seconds_left() <= 0:
         return result(passed=False, skipped=True, note="time budget spent")
     started = now()
     try:
         outcome = await check.run(session)
     except NoAnswer as e:
-        outcome = Outcome(passed=False, evidence=[e.message], note="the endpoint does not answer")
+        outcome = Outcome(passed=False, evidence=[e.message], note=SILENT)
     return result(
         passed=bool(outcome.passed),
         skipped=outcome.passed is None,

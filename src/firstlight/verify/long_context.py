@@ -1,0 +1,116 @@
+"""Long context: is text far back still found, does counting go on at every length, and under parallel long requests.
+
+Lengths are shares of the context length, in tokens as the endpoint's own usage counts them. Counting needs only what is near, so it must
+hold at every length: where it breaks, positions or the KV cache are broken. Finding a number far back is also a matter of the model's
+ability, so a needle is judged only where the same model finds it in a short text.
+"""
+
+import asyncio
+from typing import NamedTuple
+
+from firstlight.verify.answers import Answer
+from firstlight.verify.session import Outcome, Session, now
+
+SHARES = (0.01, 0.25, 0.5, 0.9, 0.99)
+SENTENCES = (
+    "The market opens early and the farmers bring apples and bread.",
+    "A train leaves the station every hour and follows the river.",
+    "In the evening the children play near the old stone bridge.",
+    "The library is quiet and the light comes through tall windows.",
+)
+NEEDLE = "The code of the blue door is {number}."
+ASKED = "The code of the blue door is"
+TAIL_TOKENS = 160
+
+
+class Probe(NamedTuple):
+    """One length: whether needle and counting held, how long it took, and all of it as text."""
+
+    share: float
+    needle: bool
+    counting: bool
+    seconds: float
+    shown: str
+
+
+async def long_context(session: Session) -> Outcome:
+    """Needle and counting at 1 %, 25 %, 50 %, 90 % and 99 % of the context; each text begins with the one before: caches help."""
+    limit = session.max_model_len
+    if not limit or not session.has_completions:
+        return Outcome(passed=None, note="context length unknown" if not limit else "no /completions to fill with text")
+    per_sentence = await _tokens_per_sentence(session)
+    number = str(session.fresh())[:5]
+    probes: list[Probe] = []
+    for share in SHARES:
+        if probes and session.seconds_left() < _expected(probes, share):
+            break
+        probes.append(await _probe(session, share, limit, per_sentence, number))
+    return judge(probes)
+
+
+async def _tokens_per_sentence(session: Session) -> float:
+    """Measured with the endpoint's own count, so that a share of the context is what it says."""
+    answer = await session.api.complete(_filler(40), max_tokens=1, temperature=0)
+    return (answer.usage.prompt_tokens or 40 * 14) / 40
+
+
+def _filler(sentences: int) -> str:
+    return " ".join(SENTENCES[i % len(SENTENCES)] for i in range(sentences))
+
+
+def _expected(probes: list[Probe], share: float) -> float:
+    """Seconds the next length takes if reading is as fast as it was; only what the cache does not hold is read."""
+    last, before = probes[-1], probes[-2].share if len(probes) > 1 else 0.0
+    return last.seconds * (share - last.share) / max(last.share - before, 0.01)
+
+
+async def _probe(session: Session, share: float, limit: int, per_sentence: float, number: str) -> Probe:
+    room = max(64, int(share * limit) - TAIL_TOKENS)
+    needle = NEEDLE.format(number=number)
+    text = f"{needle} {needle} {_filler(max(2, int(room / per_sentence)))}"
+    started = now()
+    answer = await session.api.complete(f"{text} {ASKED}", max_tokens=8, temperature=0)
+    count = await session.api.complete(f"{text} {_counting()}", max_tokens=8, temperature=0)
+    found = count if count.ok else answer
+    shown = f"{share:.0%} ({found.usage.prompt_tokens} tokens): needle {answer.text.strip()[:16]!r}, counting {_said(count)}"
+    return Probe(share, number in answer.text, count.ok and "41" in count.text, now() - started, shown)
+
+
+def _counting() -> str:
+    return "Numbers in order: " + " ".join(f"{i}," for i in range(21, 41))
+
+
+def _said(answer: Answer) -> str:
+    return repr(answer.text.strip()[:16]) if answer.ok else f"status {answer.status}: {answer.error[:80]}"
+
+
+def judge(probes: list[Probe]) -> Outcome:
+    """Counting must hold everywhere. The needle must hold at some length beyond the shortest, where the shortest holds."""
+    lost = [p for p in probes if not p.counting]
+    short, *far = probes
+    faded = [p for p in far if not p.needle]
+    broken = short.needle and bool(far) and len(faded) == len(far)
+    notes = [f"time budget spent after {probes[-1].share:.0%}"] if len(probes) < len(SHARES) else []
+    if faded and not broken:
+        notes.append(f"the needle is lost at {', '.join(f'{p.share:.0%}' for p in faded)}: the model's reach or the engine's")
+    return Outcome(passed=not lost and not broken, evidence=[p.shown for p in probes], note="; ".join(notes) or None)
+
+
+async def kv_pressure(session: Session) -> Outcome:
+    """As many long requests at once as were planned; every one must count on and keep its own number."""
+    limit, many = session.max_model_len, session.claims.concurrency or session.parallel
+    if not limit or not session.has_completions:
+        return Outcome(passed=None, note="context length unknown" if not limit else "no /completions to fill with text")
+    per_sentence = await _tokens_per_sentence(session)
+    sentences = max(4, int((limit / many * 0.8 - TAIL_TOKENS) / per_sentence))
+    numbers = [str(session.fresh())[:5] for _ in range(many)]
+    answers = await asyncio.gather(*(_pressed(session, n, sentences) for n in numbers))
+    wrong = [f"{n}: {_said(a)}" for n, a in zip(numbers, answers, strict=True) if not a.ok or "41" not in a.text]
+    crossed = [f"{n} in another's answer" for i, n in enumerate(numbers) for j, a in enumerate(answers) if i != j and n in a.text]
+    held = sum(a.usage.prompt_tokens or 0 for a in answers)
+    fine = f"{many} at once, {held} tokens of prompts together, all right"
+    return Outcome(passed=not wrong and not crossed, evidence=[*wrong[:3], *crossed[:3]] or [fine])
+
+
+async def _pressed(session: Session, number: str, sentences: int) -> Answer:
+    return await session.api.complete(f"Number {number}. {_filler(sentences)} {_counting()}", max_tokens=8, temperature=0)
