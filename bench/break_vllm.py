@@ -318,7 +318,7 @@ def check(cases: list[Case], out: Path) -> int:
     wrong = 0
     for case in cases:
         log = out / f"{case.name}.log"
-        if not log.exists():
+        if not log.exists() or not log.with_suffix(".json").exists():
             continue
         status = json.loads((out / f"{case.name}.json").read_text())["exit_status"]
         found = diagnose(log.read_bytes(), exit_status=status)

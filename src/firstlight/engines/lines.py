@@ -92,6 +92,7 @@ def _shortened(block: bytes) -> bytes:
     return b"\n".join(b"\r".join(p[:LINE_LIMIT] for p in line.split(b"\r")) for line in block.split(b"\n"))
 
 
+_ANSI_NAMED = re.compile(r"(?:ESC|\^\[|␛|(?<=\))|^)\[\d{1,2}(?:;\d{1,2})*m")
 _ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-_])")
 _LEVELS = r"(?:DEBUG|INFO|WARNING|WARN|ERROR|CRITICAL|FATAL)"
 _NAMED = re.compile(
@@ -147,6 +148,10 @@ def parse(number: int, raw: str) -> list[Line]:
         return _apart(number, raw)
     if "\x1b" in raw:
         raw = _ANSI.sub("", raw)
+    elif "m" in raw[:48] and "[" in raw[:48]:
+        raw = _ANSI_NAMED.sub("", raw)
+    if raw.startswith("> "):
+        raw = raw[2:]
     if raw.startswith("{"):
         raw = _unwrapped(raw)
     if raw[:1] == " " and (m := _INDENTED.match(raw)):
