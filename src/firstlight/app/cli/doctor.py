@@ -1,0 +1,29 @@
+"""`firstlight doctor`: is this installation in order."""
+
+import click
+
+from firstlight.app.output import emit_rows, glyphs, output_option
+from firstlight.core.errors import Exit
+
+
+@click.command(short_help="is this installation in order")
+@output_option
+def command(output: str) -> int:
+    """Python, packages, folders, catalog, engines and tools. Starts nothing, changes nothing, contacts nobody.
+
+    Exit 0: everything works. 1: something does not.
+    """
+    from firstlight.app.doctoring import examine
+
+    items = examine()
+    marks = {"ok": (glyphs().ok, "green"), "warning": (glyphs().warn, "yellow"), "failed": (glyphs().fail, "red")}
+
+    def human() -> None:
+        for item in items:
+            glyph, colour = marks[item.verdict]
+            click.echo(click.style(f"{glyph} {item.verdict:<7}", fg=colour) + f" {item.name:<14} {item.text}")
+            if item.hint:
+                click.echo(f"{'':<25}{glyphs().arrow} {item.hint}")
+
+    emit_rows("DoctorItem", items, output, human)
+    return Exit.UNEXPECTED if any(i.verdict == "failed" for i in items) else Exit.OK
