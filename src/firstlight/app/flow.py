@@ -5,8 +5,9 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import NamedTuple
 
+from firstlight.app import rehearsing
 from firstlight.app.session import Session
-from firstlight.app.stages import look, prove, start, watching
+from firstlight.app.stages import asking, look, prove, start, watching
 from firstlight.core.errors import FirstlightError
 from firstlight.core.run import RunState
 
@@ -28,8 +29,10 @@ STAGES: tuple[Stage, ...] = (
     Stage("probe", "GPUs, memory, disks, engines of the machine", look.probe, changes=False),
     Stage("preflight", "every check, every problem at once", look.preflight, skippable=True, changes=False),
     Stage("plan", "memory, context, layout, the exact command", look.plan, changes=False),
+    Stage("ask", "what the engine itself will pick and need", asking.ask, skippable=True),
     Stage("fetch", "weights on disk, verified", start.fetch),
     Stage("overlay", "patched JSON beside links; the checkpoint is never touched", start.overlay),
+    Stage("rehearse", "the plan with dummy weights on the real GPUs", rehearsing.rehearse_stage, skippable=True),
     Stage("launch", "start the engine under a supervisor", start.launch),
     Stage("watch", "until it is ready, or until the first cause is known", watching.watch),
     Stage("verify", "prove that the answers make sense", prove.verify, skippable=True),
@@ -77,7 +80,7 @@ async def run_stages(session: Session, stages: list[Stage]) -> None:
     try:
         for stage in stages:
             await run_stage(session, stage)
-            if stage.name == "plan":
+            if stage.name in ("plan", "ask"):
                 look.stop_if_blocked(session)
     finally:
         beat.cancel()

@@ -33,7 +33,7 @@ async def start_with_remedies(session: Session) -> None:
 
     Raises EngineFailed when no remedy is left, is allowed, or changes anything.
     """
-    stages = [s for s in flow.STAGES if s.name in ("rehearse", *ATTEMPT)]
+    stages = [s for s in flow.STAGES if s.name in ("overlay", "rehearse", *ATTEMPT)]
     seen: set[str] = set()
     story: list[Step] = []
     while True:

@@ -30,13 +30,16 @@ def print_report(session: Session) -> None:
 
 
 def print_dry_run(session: Session) -> None:
-    """The plan and the exact engine command."""
-    from firstlight.app.render_plan import print_plan_set
+    """The plan and the exact engine command; what was found is on stderr."""
+    from firstlight.app.plan_options import Planning
+    from firstlight.app.planning import Looked
+    from firstlight.app.render_plan import show_plan
 
-    if session.plan_set is not None:
-        print_plan_set(session.plan_set)
+    if session.plan_set is not None and session.machine is not None and session.plan_set.best is not None:
+        looked = Looked(session.model, session.machine, session.plan_set.best.engine, session.install)
+        show_plan(session.plan_set, looked, Planning(intent=session.intent))
     if session.adapter is not None and session.launch is not None:
-        click.echo(f"\n{session.adapter.command(session.launch)}")
+        click.echo(f"\nwould start\n{session.adapter.command(session.launch)}")
 
 
 def emit_plan(session: Session, output: str) -> None:

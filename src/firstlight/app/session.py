@@ -1,9 +1,10 @@
 """What one `up` knows so far. Stages read and add; nothing else is shared between them."""
 
-import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
+
+import msgspec
 
 from firstlight.app.consent import Consent
 from firstlight.app.emitter import Emitter
@@ -17,6 +18,7 @@ from firstlight.core.machine import EngineInstall, Machine
 from firstlight.core.plan import Candidate, Constraint, PlanSet
 from firstlight.core.ports import EngineAdapter, Host
 from firstlight.core.run import Endpoint, LaunchSpec, Overlay
+from firstlight.core.saved import SavedPlan
 from firstlight.core.verdict import BenchReport, Verdict
 
 
@@ -34,6 +36,8 @@ class UpOptions:
     verify_profile: str = "quick"
     bench_profile: str = "quick"
     ask: str = "auto"
+    restart: str = "on-failure"
+    on_event: str | None = None
 
 
 @dataclass(kw_only=True)
@@ -56,6 +60,7 @@ class Session:
     answer: EngineAnswer | None = None
     rehearsal: RehearsalReport | None = None
     plan_set: PlanSet | None = None
+    saved: SavedPlan | None = None
     constraints: list[Constraint] = field(default_factory=list)
     overlay: Overlay | None = None
     launch: LaunchSpec | None = None
@@ -66,8 +71,8 @@ class Session:
     findings: list[Finding] = field(default_factory=list)
     raw: dict[str, str] = field(default_factory=dict)
     attempt: int = 1
+    stalled_at: str | None = None
     stage_seconds: dict[str, float] = field(default_factory=dict)
-    died: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
     def best(self) -> Candidate:
@@ -86,9 +91,10 @@ class Session:
             self.folder.save(value, name)
 
     def add(self, findings: Sequence[Finding]) -> None:
-        """Adds findings once each and announces the new ones."""
+        """Adds findings once each, marks what the user overrides by name, and announces the new ones."""
         seen = {(f.code, f.message) for f in self.findings}
-        for finding in findings:
+        for found in findings:
+            finding = msgspec.structs.replace(found, ignored=found.ignored or found.code in self.options.ignore)
             if (finding.code, finding.message) not in seen:
                 self.findings.append(finding)
                 self.emitter.emit("finding", code=finding.code, severity=str(finding.severity), message=finding.message)

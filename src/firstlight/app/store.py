@@ -78,6 +78,14 @@ class RunFolder:
             except InputError:
                 continue
 
+    def phase_seconds(self) -> dict[str, float]:
+        """How long each phase of this run's start took; empty when it never became ready."""
+        try:
+            found = msgspec.json.decode((self.path / "phases.json").read_bytes(), type=dict[str, float])
+        except (OSError, msgspec.DecodeError):
+            return {}
+        return found
+
     @property
     def attempt(self) -> Path:
         """The folder of the current attempt: the supervisor's records and the engine's log."""

@@ -6,6 +6,7 @@ import signal
 from pathlib import PurePath
 from typing import Any
 
+import click
 import msgspec
 
 from firstlight.app import flow
@@ -19,11 +20,13 @@ from firstlight.app.up import up
 from firstlight.core.errors import Exit, UsageError
 from firstlight.core.ids import slug
 from firstlight.core.intent import Intent
+from firstlight.core.saved import SavedPlan
 
 
-def run_up(model: str | None, output: str, options: dict[str, Any], planning: Planning) -> int:
+def run_up(model: str | None, output: str, options: dict[str, Any], planning: Planning, *, saved: SavedPlan | None = None) -> int:
     """Runs the pipeline and prints its last word; returns the exit code. Raises FirstlightError."""
     session = make_session(options, planning)
+    session.saved = saved
     stages = [s.name for s in (flow.stages_between("inspect", "plan") if session.options.dry_run else flow.STAGES)]
     progress = choose_progress(output, f"firstlight up {session.intent.model}", stages)
     session.emitter.listeners.append(progress)
@@ -31,6 +34,17 @@ def run_up(model: str | None, output: str, options: dict[str, Any], planning: Pl
     if code is Exit.OK:
         _last_word(session, output)
     return code
+
+
+def defaults(given: dict[str, Any]) -> dict[str, Any]:
+    """The options of `up` as they are when nobody says anything, with `given` over them."""
+    from firstlight.app.cli.up import command
+
+    return {**{p.name or "": p.get_default(click.Context(command)) or _empty(p) for p in command.params}, **given}
+
+
+def _empty(parameter: click.Parameter) -> Any:
+    return () if getattr(parameter, "multiple", False) else None
 
 
 def make_session(options: dict[str, Any], planning: Planning) -> Session:
@@ -50,6 +64,9 @@ def make_session(options: dict[str, Any], planning: Planning) -> Session:
             foreground=options["foreground"],
             attempts=options["attempts"],
             rehearse=options["rehearse"],
+            ask=options["ask"],
+            restart=options["restart"],
+            on_event=options["on_event"],
         ),
         host=open_host(intent.host),
         adapters=load_adapters(),

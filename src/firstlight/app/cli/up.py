@@ -31,6 +31,11 @@ EPILOG = "Stages, in order:\n\n\b\n" + "\n".join(f"  {s.name:10} {s.help}" for s
 @click.option("--yes", "-y", is_flag=True, help="Say yes to every question.")
 @click.option("--attempts", default=3, show_default=True, type=click.IntRange(1, 10), help="Starts at most, remedies included.")
 @click.option("--rehearse", default="auto", show_default=True, type=click.Choice(["auto", "always", "never"]), help="Dummy weights first.")
+@click.option("--ask", default="auto", show_default=True, type=click.Choice(["auto", "always", "never"]), help="Ask the engine first.")
+@click.option(
+    "--restart", default="on-failure", show_default=True, type=click.Choice(["on-failure", "never"]), help="When a ready engine dies."
+)
+@click.option("--on-event", metavar="CMD", help="Run for ready, failed, restarted, …; FIRSTLIGHT_EVENT and FIRSTLIGHT_DATA say what.")
 @planning_options
 @output_option
 def command(model: str | None, output: str, **options: Any) -> int:

@@ -4,8 +4,9 @@ import asyncio
 
 import msgspec
 
+from firstlight.app.places import cache_folder, state_folder
 from firstlight.app.session import Session
-from firstlight.app.stages import describe
+from firstlight.app.stages import describe, stale
 from firstlight.catalog.presets import find_preset
 from firstlight.core.checkpoint import Checkpoint
 from firstlight.core.errors import Exit, FirstlightError, UsageError
@@ -58,7 +59,8 @@ async def probe(session: Session) -> str:
     from firstlight.probe.engines import find_engines
     from firstlight.probe.machine import probe_machine
 
-    paths = [session.model.path] if session.model.path else []
+    places = (session.model.path, str(cache_folder()), str(state_folder()))
+    paths = [p for p in places if p and session.host.stat(p) is not None]
     hints = engine_hints(session.intent.engine_python)
     machine = await asyncio.to_thread(probe_machine, session.host, paths=paths, raw=session.raw)
     engines = await asyncio.to_thread(find_engines, session.host, session.adapters, hints=hints)
@@ -148,7 +150,11 @@ def count_findings(findings: list[Finding]) -> str:
 
 
 async def plan(session: Session) -> str:
-    session.plan_set = await asyncio.to_thread(_plan, session)
+    if session.saved is not None and not session.constraints:
+        stale.refuse_stale(session.saved, session.model, session.machine, session.install)
+        session.plan_set = session.saved.plan
+    else:
+        session.plan_set = await asyncio.to_thread(_plan, session)
     session.add(session.plan_set.findings)
     if "preflight" not in session.options.skip:
         session.add(await asyncio.to_thread(_checks, session))

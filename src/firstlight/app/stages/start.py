@@ -13,6 +13,9 @@ from firstlight.core.fetch import Fetched, FetchProgress
 from firstlight.core.ids import digest
 from firstlight.core.run import TERMINAL, Endpoint, LaunchSpec, RunState
 from firstlight.core.units import format_bytes
+from firstlight.launch.caches import with_caches
+from firstlight.launch.client import Alive, Options, Restart, start
+from firstlight.launch.headstart import plan_head_start
 
 CONSENT_BYTES = 10**9
 FIRST_PORT = 8000
@@ -82,11 +85,10 @@ async def overlay(session: Session) -> str:
 
 async def launch(session: Session) -> str:
     """Starts the engine under a supervisor of its own that outlives this terminal. Each attempt has a folder in the run."""
-    from firstlight.launch.client import start
-
     if session.folder is None or session.adapter is None:
         raise FirstlightError("no-run-folder", "a launch needs a run folder")
     session.launch = make_launch(session)
+    options = supervision(session)
     session.endpoint = endpoint_for(session)
     session.folder.write("command.txt", (session.adapter.command(session.launch) + "\n").encode())
     session.save(session.launch, "launch.json")
@@ -94,10 +96,33 @@ async def launch(session: Session) -> str:
     session.folder.update(state=RunState.STARTING, engine=session.adapter.name, attempt=session.attempt, endpoint=session.endpoint)
     session.save(session.launch, f"attempts/{session.attempt}/launch.json")
     folder = str(session.folder.attempt)
-    session.supervisor = await asyncio.to_thread(start, session.host, folder=folder, spec=session.launch, run=session.folder.path.name)
+    session.supervisor = await asyncio.to_thread(
+        start, session.host, folder=folder, spec=session.launch, options=options, run=session.folder.path.name
+    )
     status = await asyncio.to_thread(session.supervisor.status)
     session.folder.update(supervisor=status.supervisor, engine_process=status.engine)
     return f"{session.adapter.title} on port {session.launch.port}"
+
+
+def supervision(session: Session) -> Options:
+    """How the run is kept: restarts after it had been ready, tokens that advance, the user's hook, weights read ahead."""
+    assert session.launch is not None
+    head_start = plan_head_start(session.host, session.model, args=session.launch.argv, engine_memory_bytes=_host_memory(session))
+    session.emitter.emit("head-start", files=len(head_start.files), bytes=head_start.limit_bytes, because=head_start.because)
+    hook = session.options.on_event
+    return Options(
+        restart=Restart(policy=session.options.restart),
+        liveness=Alive() if session.options.restart != "never" else None,
+        on_event=["/bin/sh", "-c", hook] if hook else None,
+        head_start=head_start,
+        tee=session.options.foreground,
+    )
+
+
+def _host_memory(session: Session) -> int:
+    """Host memory that the engine itself will want for weights: all of them on a CPU build."""
+    on_cpu = session.install is not None and session.install.device == "cpu"
+    return (session.model.tensor_bytes or 0) if on_cpu else 0
 
 
 def make_launch(session: Session) -> LaunchSpec:
@@ -105,7 +130,7 @@ def make_launch(session: Session) -> LaunchSpec:
     if session.adapter is None or session.install is None:
         raise FirstlightError("no-engine", "no engine has been chosen", hint="run the probe stage first")
     path = session.overlay.path if session.overlay else session.model.path
-    return session.adapter.launch(
+    spec = session.adapter.launch(
         candidate=session.best,
         checkpoint=session.model,
         intent=session.intent,
@@ -114,6 +139,9 @@ def make_launch(session: Session) -> LaunchSpec:
         served_name=served_name(session),
         port=session.intent.port or free_port(session),
     )
+    if session.machine is None:
+        return spec
+    return with_caches(spec, session.install, session.machine, host=session.host, root=str(cache_folder() / "compile"))
 
 
 def served_name(session: Session) -> str:

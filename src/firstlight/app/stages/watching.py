@@ -1,6 +1,7 @@
 """From the first line of the engine's log to ready, or to the first cause of its end."""
 
 import asyncio
+import json
 import threading
 import time
 from pathlib import Path
@@ -11,6 +12,11 @@ from firstlight.core.diagnosis import Diagnosis
 from firstlight.core.errors import EngineError, FirstlightError
 from firstlight.core.run import RunState
 from firstlight.core.units import format_seconds
+from firstlight.watch.eta import Eta, phase_seconds
+from firstlight.watch.follow import Beat, Follower
+from firstlight.watch.sampler import Sampler
+from firstlight.watch.stall import Stall
+from firstlight.watch.state import EngineLog
 
 LOOK_SECONDS = 0.05
 STATES = {
@@ -55,26 +61,75 @@ class LogTail:
 
 async def watch(session: Session, *, from_byte: int = 0) -> str:
     """Waits on the supervisor's events from `from_byte` on; the log's lines become events of the run meanwhile. Raises EngineFailed."""
-    from firstlight.watch.state import EngineLog
-
     if session.folder is None or session.supervisor is None:
         raise FirstlightError("no-launch", "nothing has been launched", hint="run the launch stage first")
     tail = LogTail(session, str(session.folder.log))
-    log = EngineLog(session.launch.engine if session.launch else "auto", session.install.version if session.install else None)
+    follower = make_follower(session)
     queue = supervisor_events(session, from_byte)
     while True:
         try:
             event = await asyncio.wait_for(queue.get(), LOOK_SECONDS)
         except TimeoutError:
-            await _read_log(session, tail, log)
+            await _read_log(session, tail, follower)
+            if beat := await follower.beat():
+                _tell_beat(session, beat)
             continue
-        await _read_log(session, tail, log, drain=True)
+        await _read_log(session, tail, follower, drain=True)
         if event is None:
             raise supervisor_gone(session)
         if event.kind == "ready":
-            return _ready(session, event.data)
+            return _ready(session, event.data, follower)
         if event.kind in ("died", "ended", "failed"):
             raise await failed(session, event.data)
+
+
+def make_follower(session: Session) -> Follower:
+    """The log's state machine with an ETA from this machine's earlier runs and samples of the engine's processes."""
+    engine = session.launch.engine if session.launch else "auto"
+    checkpoint, process = session.checkpoint, session.folder and session.folder.run.engine_process
+    eta = Eta(
+        engine,
+        history=past_phases(session),
+        checkpoint_bytes=checkpoint.file_bytes if checkpoint else None,
+        read_bytes_per_second=_read_rate(session),
+    )
+    samples = Sampler(session.host, process.pid, time.time) if process else None
+    return Follower(EngineLog(engine, session.install.version if session.install else None), eta, samples=samples)
+
+
+def past_phases(session: Session, *, most: int = 5) -> list[dict[str, float]]:
+    """Phase times of earlier starts of this model on this host, oldest first."""
+    past: list[dict[str, float]] = []
+    for folder, run in session.store.scan()[0]:
+        if session.folder is not None and folder.path == session.folder.path:
+            continue
+        if (run.model, run.host) == (session.intent.model, session.host.name) and (times := folder.phase_seconds()):
+            past.insert(0, times)
+        if len(past) == most:
+            break
+    return past
+
+
+def _read_rate(session: Session) -> float | None:
+    """The measured read speed of the storage that holds the model."""
+    path = session.model.path if session.checkpoint else None
+    places = session.machine.storage if session.machine and path else []
+    fitting = [s for s in places if path and path.startswith(s.path.rstrip("/")) and s.read_bytes_per_second]
+    return max(fitting, key=lambda s: len(s.path)).read_bytes_per_second if fitting else None
+
+
+def _tell_beat(session: Session, beat: Beat) -> None:
+    """The ETA, and a verdict on silence when it changes."""
+    if beat.remaining.known:
+        session.emitter.emit(
+            "eta", seconds=beat.remaining.mid, low=beat.remaining.low, high=beat.remaining.high, because=beat.remaining.because
+        )
+    if beat.verdict.state is Stall.STALLED and beat.stacks is not None:
+        session.emitter.emit("stacks", text=beat.stacks)
+    if beat.verdict.state is Stall.STALLED and session.stalled_at != beat.phase:
+        session.stalled_at = beat.phase
+        session.emitter.emit("stalled", phase=beat.phase, because=beat.verdict.because)
+        session.emitter.emit("say", text=f"stalled in {beat.phase}: {beat.verdict.because}")
 
 
 def supervisor_events(session: Session, from_byte: int = 0) -> "asyncio.Queue[Any]":
@@ -104,9 +159,9 @@ def supervisor_gone(session: Session) -> EngineError:
     )
 
 
-async def _read_log(session: Session, tail: LogTail, log: Any, *, drain: bool = False) -> None:
+async def _read_log(session: Session, tail: LogTail, follower: Follower, *, drain: bool = False) -> None:
     while data := await asyncio.to_thread(tail.read):
-        for event in log.feed(data, time.time()):
+        for event in follower.take(data):
             _tell(session, event)
         if not drain:
             return
@@ -123,9 +178,10 @@ def _tell(session: Session, event: Any) -> None:
         session.emitter.emit(event.kind, line=event.line, worker=event.worker, **event.data)
 
 
-def _ready(session: Session, data: dict[str, Any]) -> str:
+def _ready(session: Session, data: dict[str, Any], follower: Follower) -> str:
     if session.folder:
         session.folder.update(state=RunState.READY)
+        session.folder.write("phases.json", json.dumps(phase_seconds(follower.log)).encode())
     session.emitter.emit("ready", **data)
     seconds = data.get("seconds")
     return f"ready after {format_seconds(seconds)}" if seconds is not None else "ready"
