@@ -36,7 +36,8 @@ IGNORE = [
     "vision_tower*",
 ]
 QUANT = {
-    "quant_method": "modelopt", "quant_algo": "NVFP4", "kv_cache_scheme": {"dynamic": False, "num_bits": 8, "type": "float"}, "ignore": IGNORE,
+    "quant_method": "modelopt", "quant_algo": "NVFP4", "kv_cache_scheme": {"dynamic": False, "num_bits": 8, "type": "float"},
+    "ignore": IGNORE,
     "producer": {"name": "modelopt", "version": "0.41.0"},
 }  # fmt: skip
 HF_QUANT = {

@@ -52,6 +52,10 @@ class _Handler(BaseHTTPRequestHandler):
                 status, headers = answers.pop(0) if len(answers) > 1 or answers[0][1].get("once") else answers[0]
                 self._send(status, b'{"error": "no"}', headers)
                 return
+        if path.startswith("/api/models/") and "/tree/" in path:
+            tree = [{"type": "file", "path": f["rfilename"], "size": f["size"]} for f in self._listing(hub)["siblings"]]
+            self._send(200, json.dumps(tree).encode(), {"content-type": "application/json"})
+            return
         if path.startswith("/api/models/"):
             self._send(200, json.dumps(self._listing(hub)).encode(), {"content-type": "application/json"})
             return
