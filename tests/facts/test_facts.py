@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from firstlight.probe.fact import Fact
-from firstlight.probe.facts import cuda, network, nvidia, processes, readspeed, storage, system, tools, topology
+from firstlight.probe.facts import cuda, network, nvidia, peers, processes, readspeed, storage, system, tools, topology
 
 HERE = Path(__file__).parent
 FACTS: dict[str, Fact[Any]] = {
@@ -30,6 +30,7 @@ FACTS: dict[str, Fact[Any]] = {
         cuda.CUDA,
         processes.processes([]),
         readspeed.read_speed(""),
+        peers.peer_copies(),
     )
 }
 CASES = sorted(p.parent.relative_to(HERE) for p in HERE.glob("*/*/stdout"))

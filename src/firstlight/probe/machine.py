@@ -10,15 +10,23 @@ from firstlight.core.machine import Accelerator, Link, Machine, Storage
 from firstlight.core.ports import Host
 from firstlight.probe import gpus
 from firstlight.probe.fact import Fact, Gathered, gather
-from firstlight.probe.facts import cuda, network, nvidia, processes, readspeed, storage, system, tools, topology
+from firstlight.probe.facts import cuda, network, nvidia, peers, processes, readspeed, storage, system, tools, topology
 
 SHM = "/dev/shm"
 
 
-def probe_machine(host: Host, *, paths: Sequence[str] = (), raw: dict[str, str] | None = None, measure_reads: bool = False) -> Machine:
+def probe_machine(
+    host: Host,
+    *,
+    paths: Sequence[str] = (),
+    raw: dict[str, str] | None = None,
+    measure_reads: bool = False,
+    test_peers: bool = False,
+) -> Machine:
     """Facts of one host. paths: places whose file system and free space matter (the checkpoint, the caches, the run folders).
 
     raw: filled with each command's text by fact name. measure_reads: reads at most 1 GiB under each path, past the page cache.
+    test_peers: copies between idle GPUs and compares what arrives (64 MiB on each, under a second a pair).
     Raises HostError when the host cannot be reached; a fact that cannot be had is None.
     """
     got = Gathered(raw if raw is not None else {})
@@ -27,6 +35,7 @@ def probe_machine(host: Host, *, paths: Sequence[str] = (), raw: dict[str, str] 
     gather(host, [*own, nvidia.SMI, nvidia.BUS], got)
     gather(host, _about_gpus(got.value(nvidia.SMI)), got)
     machine = _gpu_part(_host_part(host, got, spaces), got)
+    machine = _with_peers(host, machine, got) if test_peers and len(machine.accelerators) > 1 else machine
     return _with_speeds(host, machine, got) if measure_reads else machine
 
 
@@ -98,6 +107,12 @@ def _gpu_part(machine: Machine, got: Gathered) -> Machine:
 
 def _links(got: Gathered, found: list[Accelerator]) -> list[Link]:
     return topology.links(got.value(topology.TOPOLOGY), got.value(topology.P2P_ALLOWED), found)
+
+
+def _with_peers(host: Host, machine: Machine, got: Gathered) -> Machine:
+    fact = peers.peer_copies()
+    gather(host, [fact], got)
+    return msgspec.structs.replace(machine, links=peers.tested(machine.links, got.value(fact)))
 
 
 def _with_speeds(host: Host, machine: Machine, got: Gathered) -> Machine:

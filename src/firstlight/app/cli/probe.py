@@ -12,10 +12,18 @@ from firstlight.app.output import emit, output_option
 @click.option("--engine-python", metavar="PATH", help="Another interpreter to ask for engines.")
 @click.option("--no-engines", is_flag=True, help="Do not look for engines.")
 @click.option("--read-speed", is_flag=True, help="Measure how fast each PATH reads (direct I/O, at most 1 GiB, 3 s).")
+@click.option("--peer-copies", is_flag=True, help="Copy between idle GPUs and compare what arrives (64 MiB on each).")
 @click.option("--raw", metavar="FOLDER", help="Keep each command's own text there, a file a fact.")
 @output_option
 def command(
-    paths: tuple[str, ...], host: str, engine_python: str | None, no_engines: bool, read_speed: bool, raw: str | None, output: str
+    paths: tuple[str, ...],
+    host: str,
+    engine_python: str | None,
+    no_engines: bool,
+    read_speed: bool,
+    peer_copies: bool,
+    raw: str | None,
+    output: str,
 ) -> int:
     """GPUs, links, memory, limits, ports, disks under PATH, engines. Needs nothing on the target but POSIX sh."""
     from firstlight.app.machine_page import save_raw, show_machine
@@ -26,7 +34,7 @@ def command(
     from firstlight.probe.machine import probe_machine
 
     where, texts = open_host(host), dict[str, str]()
-    machine = probe_machine(where, paths=paths, raw=texts, measure_reads=read_speed)
+    machine = probe_machine(where, paths=paths, raw=texts, measure_reads=read_speed, test_peers=peer_copies)
     if not no_engines:
         machine = msgspec.structs.replace(machine, engines=find_engines(where, load_adapters(), hints=engine_hints(engine_python)))
     save_raw(raw, texts)
