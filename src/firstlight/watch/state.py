@@ -68,6 +68,15 @@ class EngineLog:
             self.phase_since = now if self.phase_since is None else self.phase_since
         return events
 
+    def take(self, line: Line, now: float) -> list[LogEvent]:
+        """Events of one line that is already taken apart (a structured record)."""
+        events: list[LogEvent] = []
+        self._benign.look(line.text.encode())
+        self.last_line_at = now
+        self.phase_since = now if self.phase_since is None else self.phase_since
+        self._line(line, now, events)
+        return events
+
     def close(self, now: float) -> list[LogEvent]:
         """Events of a last line without a line end."""
         events: list[LogEvent] = []

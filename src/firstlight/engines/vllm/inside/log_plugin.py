@@ -1,0 +1,67 @@
+"""Runs inside vLLM (entry point `vllm.general_plugins`): sends every log record of every process to a Unix socket, before it is formatted.
+
+Needs nothing but Python. Does nothing when FIRSTLIGHT_LOG_SOCKET is not set, and never disturbs the engine: what cannot be sent is dropped.
+"""
+
+import json
+import logging
+import os
+import socket
+from typing import Any
+
+_LOGGERS = ("vllm", "uvicorn")
+_LONGEST_ARGUMENT = 500
+_LONGEST_DATAGRAM = 60000
+
+
+def register() -> None:
+    """Wraps the record factory once per process; a forked child gets a socket of its own."""
+    path = os.environ.get("FIRSTLIGHT_LOG_SOCKET")
+    before = logging.getLogRecordFactory()
+    if not path or getattr(before, "_firstlight", False):
+        return
+    sender = _Sender(path)
+
+    def factory(*args: Any, **kwargs: Any) -> logging.LogRecord:
+        record = before(*args, **kwargs)
+        if record.name.startswith(_LOGGERS):
+            sender.send(record)
+        return record
+
+    factory._firstlight = True  # type: ignore[attr-defined]
+    logging.setLogRecordFactory(factory)
+
+
+class _Sender:
+    def __init__(self, path: str) -> None:
+        self._path, self._pid, self._socket = path, 0, None  # type: tuple[str, int, socket.socket | None]
+
+    def send(self, record: logging.LogRecord) -> None:
+        try:
+            if self._socket is None or self._pid != os.getpid():
+                self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+                self._socket.setblocking(False)
+                self._pid = os.getpid()
+            self._socket.sendto(json.dumps(_fields(record)).encode()[:_LONGEST_DATAGRAM], self._path)
+        except (OSError, TypeError, ValueError):
+            self._socket = None
+
+
+def _fields(record: logging.LogRecord) -> dict[str, Any]:
+    arguments = record.args if isinstance(record.args, tuple) else ()
+    return {
+        "time": record.created,
+        "pid": record.process,
+        "process": _process_name(record),
+        "logger": record.name,
+        "level": record.levelname,
+        "source": f"{record.filename}:{record.lineno}",
+        "format": str(record.msg)[:2000],
+        "args": [a if isinstance(a, int | float | bool) or a is None else str(a)[:_LONGEST_ARGUMENT] for a in arguments],
+    }
+
+
+def _process_name(record: logging.LogRecord) -> str | None:
+    """The name that vLLM prints in front of a line; its own decoration of the process name where there is one."""
+    name = record.processName
+    return "APIServer" if name == "MainProcess" else name

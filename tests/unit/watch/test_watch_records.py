@@ -1,0 +1,93 @@
+"""Structured signals: the plugin's records over a real socket from a real second process, `/metrics` against a prediction."""
+
+import asyncio
+import contextlib
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from firstlight.watch.records import ENVIRONMENT, PLUGIN_MODULE, plugin_files, read_record, receive
+from firstlight.watch.served import CacheInfo, missed_by, read_cache_info
+from firstlight.watch.state import EngineLog
+
+ENGINE = """
+import logging, multiprocessing
+from importlib.metadata import entry_points
+for e in entry_points(group="vllm.general_plugins"): e.load()(); e.load()()
+logging.getLogger("vllm.worker").warning("Model loading took %s GiB memory and %.6f seconds", 31.42, 48.5)
+logging.getLogger("other").warning("not ours")
+logging.getLogger("vllm").error("bad %d %d", 1)
+"""
+
+
+def lay(folder: Path) -> None:
+    for name, data in plugin_files().items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(data)
+
+
+async def test_records_of_another_process_arrive_as_data(tmp_path: Path) -> None:
+    lay(tmp_path / "plugin")
+    path = str(tmp_path / "log.sock")
+    source = receive(path)
+    first = asyncio.ensure_future(anext(source))
+    await asyncio.sleep(0.05)
+    env = {**os.environ, "PYTHONPATH": str(tmp_path / "plugin"), ENVIRONMENT: path}
+    done = await asyncio.to_thread(subprocess.run, [sys.executable, "-c", ENGINE], env=env, capture_output=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    record = await asyncio.wait_for(first, 10)
+    assert record.args == [31.42, 48.5]
+    assert (record.level, record.process, record.logger) == ("WARNING", "APIServer", "vllm.worker")
+    log = EngineLog("vllm")
+    figure = next(e for e in log.take(record.as_line(1), record.time) if e.kind == "figure")
+    assert figure.data == {"weights_gib": 31.42, "load_seconds": 48.5}
+    assert log.phase == "post-load"
+    second = await asyncio.wait_for(anext(source), 10)
+    assert second.text == "bad %d %d"
+    await source.aclose()  # type: ignore[attr-defined]
+    assert not Path(path).exists()
+
+
+def test_without_a_socket_the_plugin_changes_nothing(tmp_path: Path) -> None:
+    lay(tmp_path)
+    code = f"import logging, {PLUGIN_MODULE} as p; before = logging.getLogRecordFactory(); p.register(); assert logging.getLogRecordFactory() is before"
+    env = {k: v for k, v in os.environ.items() if k != ENVIRONMENT}
+    subprocess.run([sys.executable, "-c", code], env={**env, "PYTHONPATH": str(tmp_path)}, check=True, timeout=60)
+
+
+def test_a_reader_that_is_gone_does_not_disturb_the_engine(tmp_path: Path) -> None:
+    lay(tmp_path)
+    env = {**os.environ, "PYTHONPATH": str(tmp_path), ENVIRONMENT: str(tmp_path / "nobody.sock")}
+    done = subprocess.run([sys.executable, "-c", ENGINE], env=env, capture_output=True, timeout=60)
+    assert done.returncode == 0
+
+
+@pytest.mark.parametrize("datagram", [b"", b"{}", b"\xff", b"[1]", b'{"time":"x","format":"y"}'])
+def test_strangers_datagrams_are_no_records(datagram: bytes) -> None:
+    with contextlib.suppress(ValueError):
+        assert read_record(datagram) is None
+
+
+METRICS = """# HELP vllm:cache_config_info Information of the LLMEngine CacheConfig
+# TYPE vllm:cache_config_info gauge
+vllm:cache_config_info{block_size="128",cache_dtype="auto",engine="0",kv_cache_memory_bytes="None",kv_cache_max_concurrency="341.33",kv_cache_size_tokens="699040",num_gpu_blocks="5462"} 1.0
+vllm:num_requests_running{engine="0"} 0.0
+"""
+
+
+def test_the_cache_as_the_engine_made_it() -> None:
+    found = read_cache_info(METRICS)
+    assert found == CacheInfo(num_gpu_blocks=5462, block_size=128, cache_dtype="auto", tokens=699040, concurrency=341.33)
+    older = read_cache_info(METRICS.replace('kv_cache_max_concurrency="341.33",kv_cache_size_tokens="699040",', ""))
+    assert older is not None
+    assert older.tokens == 5462 * 128
+    assert read_cache_info("vllm:num_requests_running 0\n") is None
+
+
+def test_how_far_a_prediction_was_off() -> None:
+    assert missed_by(1000, 1020.0) == pytest.approx(0.02)
+    assert missed_by(None, 1.0) is None
+    assert missed_by(1000, None) is None
