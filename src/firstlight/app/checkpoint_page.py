@@ -169,7 +169,8 @@ def _kv_lines(c: Checkpoint) -> Iterator[tuple[str, str]]:
         known = [f"{size:,} B ({dtype})" for dtype, size in c.kv_bytes_per_token.items() if size is not None]
         yield label, f"a token costs {', '.join(known)} in all layers that grow"
     if c.kv_cache_quantization:
-        yield "", f"the checkpoint asks for {c.kv_cache_quantization.dtype}: {', '.join(c.kv_cache_quantization.sources)}"
+        yield "", f"the checkpoint asks for {c.kv_cache_quantization.dtype}:"
+        yield from (("", f"  {source}") for source in c.kv_cache_quantization.sources)
 
 
 def _group_line(g: KvCacheGroup) -> str:

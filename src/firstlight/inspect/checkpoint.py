@@ -8,7 +8,6 @@ from firstlight.core.checkpoint import Checkpoint
 from firstlight.core.errors import InputError
 from firstlight.core.ports import FileInfo, Source
 from firstlight.inspect.folder import inspect_folder
-from firstlight.inspect.gguf_files import inspect_gguf
 
 
 def inspect(source: Source) -> Checkpoint:
@@ -33,22 +32,30 @@ def _without_collector() -> Iterator[None]:
 
 
 def _inspect(source: Source, files: Sequence[FileInfo]) -> Checkpoint:
-    if any(f.path.endswith(".safetensors") or f.path == "config.json" for f in files):
+    top = [f.path for f in files if "/" not in f.path]
+    if any(name.endswith(".safetensors") or name == "config.json" for name in top):
         return inspect_folder(source, files)
     if any(f.path.endswith(".gguf") for f in files):
-        return inspect_gguf(source, files)
+        return _gguf(source, files)
     if getattr(source, "one_file", False):
-        return inspect_gguf(source, files)
-    if any(f.path.endswith((".bin", ".pt", ".pth")) for f in files):
+        return _gguf(source, files)
+    if any(name.endswith((".bin", ".pt", ".pth")) for name in top):
         return inspect_folder(source, files)
     raise _nothing(source, files)
 
 
+def _gguf(source: Source, files: Sequence[FileInfo]) -> Checkpoint:
+    from firstlight.inspect.gguf_files import inspect_gguf  # a folder of safetensors need not wait for it
+
+    return inspect_gguf(source, files)
+
+
 def _nothing(source: Source, files: Sequence[FileInfo]) -> InputError:
+    inside = [f.path.removesuffix("/config.json") for f in files if f.path.endswith("/config.json")]
     shown = ", ".join(f.path for f in files[:6]) or "no files at all"
     return InputError(
         "not-a-checkpoint",
         f"{source.ref} holds neither config.json nor weights",
         evidence=(f"looked in {source.root or source.ref}", f"found: {shown}"),
-        hint="name the folder that holds config.json, or a .gguf",
+        hint=f"name one of the folders inside: {', '.join(inside[:5])}" if inside else "name the folder that holds config.json, or a .gguf",
     )

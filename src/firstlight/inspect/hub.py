@@ -73,8 +73,7 @@ class HubSource:
     def read(self, path: str, offset: int = 0, length: int | None = None) -> bytes:
         if length == 0:
             return b""
-        url = self._final.get(path) or self._url(path)
-        data = self._retry(lambda: self._ranged(url, path, offset, length), url)
+        data = self._retry(lambda: self._ranged(self._final.get(path) or self._url(path), path, offset, length), path)
         assert isinstance(data, bytes)
         return data
 

@@ -49,7 +49,7 @@ class _Handler(BaseHTTPRequestHandler):
     def _answer(self, hub: Hub, path: str) -> None:
         for part, answers in hub.refuse.items():
             if part in path and answers:
-                status, headers = answers.pop(0) if len(answers) > 1 or answers[0][1].get("once") else answers[0]
+                status, headers = answers.pop(0) if answers[0][1].get("once") else answers[0]
                 self._send(status, b'{"error": "no"}', headers)
                 return
         if path.startswith("/api/models/") and "/tree/" in path:

@@ -219,5 +219,13 @@ def test_folder_without_a_model(tmp_path):
     assert "notes.txt" in error.value.evidence[1]
 
 
+def test_folder_of_models_names_them(tmp_path):
+    write_tiny(tmp_path / "one")
+    with pytest.raises(InputError) as error:
+        look(tmp_path)
+    assert error.value.code == "not-a-checkpoint"
+    assert error.value.hint == "name one of the folders inside: one"
+
+
 def test_limits_are_above_what_is_published():
     assert reading.CONFIG_LIMIT > 3_087_083  # MiniMax-M3-NVFP4, the largest known config.json

@@ -167,3 +167,14 @@ def test_revision_is_part_of_the_address(model):
     with serving(model) as (hub, address):
         inspect(_source(address, revision="refs/pr/3"))
     assert any("refs%2Fpr%2F3" in path for _, path, *_ in hub.seen)
+
+
+def test_a_signed_address_that_has_run_out_is_asked_for_again(model):
+    with serving(model) as (store, elsewhere), serving(model) as (hub, address):
+        hub.elsewhere = elsewhere
+        source = _source(address)
+        source.list()
+        first = source.read("config.json", 0, 10)
+        store.refuse = {"/blob/": [(403, {"once": "1"})]}
+        assert source.read("config.json", 0, 10) == first
+    assert len(hub.requests_for("config.json")) == 2
