@@ -109,11 +109,11 @@ class Guard:
         watched = self.runs % 16 == 0 or len(data) > 4096  # tracing costs more than most inputs
         if watched:
             tracemalloc.start()
-        start = time.perf_counter()
+        start = time.process_time()  # its own time: a busy machine is no fault of the input
         try:
             self.target(data)
         finally:
-            spent = time.perf_counter() - start
+            spent = time.process_time() - start
             peak = tracemalloc.get_traced_memory()[1] if watched else 0
             tracemalloc.stop()
         self.slowest, self.most = max(self.slowest, spent), max(self.most, peak)
