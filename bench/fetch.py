@@ -1,11 +1,14 @@
-"""How fast `fetch` is next to a plain parallel downloader, on one loopback server in one run; and how much memory it holds.
+"""How fast `fetch` is next to plain parallel downloaders, on one loopback server in one run; and how much memory it holds.
 
     python bench/fetch.py [--shards 16] [--mib 64] [--rounds 5] [--to DIR]
 
-The plain one: threads, http.client, `readinto` a 1 MiB buffer, `write`; no hash, no resume, no checks. Each round runs both, in turn.
+plain: threads, http.client, `readinto` a 1 MiB buffer, `write`; no hash, no resume, no checks: as lean as Python gets.
+checked: the same, then sha256 of every file, as a careful person does it. hub: huggingface_hub.snapshot_download, 8 workers, no hash.
+Each round runs all of them in turn, each in a process of its own; imports are not counted.
 """
 
 import argparse
+import hashlib
 import http.client
 import json
 import os
@@ -21,10 +24,10 @@ import time
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE.parent / "tests"))
+sys.path[0] = str(HERE.parent / "tests")  # in place of this folder, whose inspect.py would hide the standard library's
 from hub.models import COMMIT, REPO, write_model  # noqa: E402
 
-PLAIN, OURS = "plain", "firstlight"
+PLAIN, CHECKED, HUB, OURS = KINDS = ("plain", "checked", "hub", "firstlight")
 
 
 def plain(port: int, names: list[str], to: Path, connections: int) -> None:
@@ -52,6 +55,23 @@ def plain(port: int, names: list[str], to: Path, connections: int) -> None:
         thread.join()
 
 
+def checked(to: Path, names: list[str]) -> None:
+    from concurrent.futures import ThreadPoolExecutor
+
+    def digest(name: str) -> str:
+        with (to / name).open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+
+    with ThreadPoolExecutor() as pool:
+        list(pool.map(digest, names))
+
+
+def hub(port: int, to: Path) -> None:
+    from huggingface_hub import snapshot_download
+
+    snapshot_download(REPO, cache_dir=to / "hub", endpoint=f"http://127.0.0.1:{port}")
+
+
 def ours(port: int, to: Path) -> None:
     import asyncio
 
@@ -63,21 +83,25 @@ def ours(port: int, to: Path) -> None:
 
 def child(which: str, port: int, to: Path, connections: int, names: list[str]) -> None:
     """One download in a process of its own: prints seconds and peak memory."""
-    if which == OURS:  # imports are not what is measured; `up` has made them already
+    if which in (OURS, HUB):
         import huggingface_hub.hf_api  # noqa: F401
 
         import firstlight.fetch.fetch  # noqa: F401
     begun = time.perf_counter()
-    if which == PLAIN:
+    if which in (PLAIN, CHECKED):
         plain(port, names, to, connections)
-    else:
+    if which == CHECKED:
+        checked(to, names)
+    elif which == HUB:
+        hub(port, to)
+    elif which == OURS:
         ours(port, to)
     seconds = time.perf_counter() - begun
     used = resource.getrusage(resource.RUSAGE_SELF)
     print(json.dumps({"seconds": seconds, "peak_mib": used.ru_maxrss / 1024, "cpu_seconds": used.ru_utime + used.ru_stime}))
 
 
-def measure(which: str, port: int, root: Path, connections: int, hub: Path) -> dict[str, float]:
+def measure(which: str, port: int, root: Path, connections: int, folder: Path) -> dict[str, float]:
     to = Path(tempfile.mkdtemp(dir=root))
     os.sync()
     argv = [
@@ -92,7 +116,7 @@ def measure(which: str, port: int, root: Path, connections: int, hub: Path) -> d
         "--connections",
         str(connections),
         "--hub",
-        str(hub),
+        str(folder),
     ]
     done = subprocess.run(argv, stdout=subprocess.PIPE, check=True, text=True)
     shutil.rmtree(to)
@@ -110,8 +134,8 @@ def main() -> None:
         parser.add_argument(hidden, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.child:
-        hub = Path(args.hub) / REPO / COMMIT
-        child(args.child, int(args.port), args.to, args.connections, sorted(p.name for p in hub.iterdir()))
+        names = sorted(p.name for p in (Path(args.hub) / REPO / COMMIT).iterdir())
+        child(args.child, int(args.port), args.to, args.connections, names)
         return
     root = Path(tempfile.mkdtemp(dir=args.to))
     try:
@@ -121,38 +145,44 @@ def main() -> None:
 
 
 def report(args: argparse.Namespace, root: Path) -> None:
-    hub = root / "hub"
-    write_model(hub / REPO / COMMIT, shards=args.shards, size=args.mib << 20, extras=False)
-    total = sum(p.stat().st_size for p in (hub / REPO / COMMIT).iterdir())
+    folder = root / "hub"
+    write_model(folder / REPO / COMMIT, shards=args.shards, size=args.mib << 20, extras=False)
+    total = sum(p.stat().st_size for p in (folder / REPO / COMMIT).iterdir())
     server = subprocess.Popen(
-        [sys.executable, str(HERE.parent / "tests" / "hub" / "server.py"), str(hub)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        [sys.executable, str(HERE.parent / "tests" / "hub" / "server.py"), str(folder)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     )
     try:
         assert server.stdout is not None
         port = int(server.stdout.readline())
-        for which in (PLAIN, OURS):  # the server hashes its files once
-            measure(which, port, root, args.connections, hub)
-        rounds = [{w: measure(w, port, root, args.connections, hub) for w in (PLAIN, OURS)} for _ in range(args.rounds)]
+        for which in (PLAIN, HUB, OURS):  # the server hashes its files once
+            measure(which, port, root, args.connections, folder)
+        rounds = [{w: measure(w, port, root, args.connections, folder) for w in KINDS} for _ in range(args.rounds)]
     finally:
         server.kill()
         server.wait()
-    print(f"{args.shards} shards of {args.mib} MiB, {args.connections} plain connections, target {root.parent}")
-    print(f"{'round':>5} {'plain MB/s':>11} {'firstlight':>11} {'ratio':>6} {'CPU s':>6} {'CPU s':>6} {'MiB':>5}")
+    show(args, rounds, total, root.parent)
+
+
+def show(args: argparse.Namespace, rounds: list[dict[str, dict[str, float]]], total: int, to: Path) -> None:
+    print(f"{args.shards} shards of {args.mib} MiB to {to}, {os.cpu_count()} CPUs, load {os.getloadavg()[0]:.1f}; MB/s (CPU seconds)")
+    print(f"{'round':>6} " + " ".join(f"{w:>14}" for w in KINDS) + f" {'of plain':>9} {'of hub':>7} {'peak MiB':>9}")
     for i, r in enumerate(rounds):
-        a, b = r[PLAIN], r[OURS]
-        print(f"{i + 1:>5} {total / a['seconds'] / 1e6:>11.0f} {total / b['seconds'] / 1e6:>11.0f} {a['seconds'] / b['seconds']:>6.2f}"
-              f" {a['cpu_seconds']:>6.2f} {b['cpu_seconds']:>6.2f} {b['peak_mib']:>5.0f}")  # fmt: skip
-    medians = {w: statistics.median(r[w]["seconds"] for r in rounds) for w in (PLAIN, OURS)}
-    ratio = medians[PLAIN] / medians[OURS]
-    print(f"median: {ratio:.2f} of the plain downloader's throughput")
+        cells = " ".join(f"{total / r[w]['seconds'] / 1e6:>7.0f} ({r[w]['cpu_seconds']:4.1f})" for w in KINDS)
+        of = [r[w]["seconds"] / r[OURS]["seconds"] for w in (PLAIN, HUB)]
+        print(f"{i + 1:>6} {cells} {of[0]:>9.2f} {of[1]:>7.2f} {r[OURS]['peak_mib']:>9.0f}")
+    medians = {w: statistics.median(r[w]["seconds"] for r in rounds) for w in KINDS}
+    cells = " ".join(f"{total / medians[w] / 1e6:>14.0f}" for w in KINDS)
+    print(f"median {cells} {medians[PLAIN] / medians[OURS]:>9.2f} {medians[HUB] / medians[OURS]:>7.2f}")
     result = {
         "bytes": total,
         "shards": args.shards,
         "rounds": args.rounds,
         "cpus": os.cpu_count(),
-        "plain_bytes_per_second": round(total / medians[PLAIN]),
-        "firstlight_bytes_per_second": round(total / medians[OURS]),
-        "ratio": round(ratio, 3),
+        "target": "tmpfs" if str(to).startswith("/dev/shm") else "disk",
+        "median_bytes_per_second": {w: round(total / medians[w]) for w in KINDS},
+        "of_plain": round(medians[PLAIN] / medians[OURS], 3),
+        "of_checked": round(medians[CHECKED] / medians[OURS], 3),
+        "of_hub": round(medians[HUB] / medians[OURS], 3),
         "peak_mib": round(max(r[OURS]["peak_mib"] for r in rounds)),
     }
     (HERE / "results").mkdir(exist_ok=True)

@@ -117,7 +117,23 @@ class Handler(BaseHTTPRequestHandler):
         wanted = self.server.hub.faults.token
         return not wanted or self.headers.get("Authorization") == f"Bearer {wanted}"
 
+    def _tree(self, rest: str) -> None:
+        """What `list_repo_tree` asks for."""
+        hub = self.server.hub
+        repo, _, revision = rest.partition("/tree/")
+        commit = hub.commit(repo, revision)
+        if commit is None:
+            return self._fail(404, {"X-Error-Code": "RevisionNotFound"})
+        rows = []
+        for name, path in hub.files(repo, commit).items():
+            size, lfs = path.stat().st_size, hub.is_lfs(name)
+            row: dict[str, Any] = {"type": "file", "path": name, "size": size, "oid": "0" * 40 if lfs else hub.git_sha1(path)}
+            rows.append({**row, "lfs": {"oid": hub.sha256(path), "size": size, "pointerSize": 135}} if lfs else row)
+        return self._json(rows)
+
     def _model(self, rest: str) -> None:
+        if "/tree/" in rest:
+            return self._tree(rest)
         hub = self.server.hub
         repo, _, revision = rest.partition("/revision/")
         if not self._allowed() and not hub.faults.gated:

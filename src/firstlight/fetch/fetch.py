@@ -32,16 +32,18 @@ async def fetch(
     verify: bool = False,
     connections: int = 16,
     patience: float = 300.0,
+    silence: float = 30.0,
     cache: str | None = None,
 ) -> Fetched:
     """Puts `ref` on the disk and returns where; moves only what is not there. `Fetched.path`: the folder, or the .gguf.
 
     destination: the folder for the files; None: the Hugging Face cache for hub models, firstlight's cache for others, and no move at
-    all for what is a folder already. limit_rate: bytes per second. include, exclude: glob patterns of file names. validate: called in
-    a thread with every weight file as it lands. verify: hashes what is here, fetches again what rotted. patience: seconds without a
-    byte until it gives up. cache: firstlight's cache folder. Raises FirstlightError; cancelling keeps what arrived.
+    all for what is a folder already. limit_rate: bytes per second. include, exclude: glob patterns of file names.
+    validate: called in a thread with every weight file as it lands; a blocker ends the fetch.
+    verify: hashes what is here and fetches again what rotted. patience: seconds without a byte until it gives up; silence: until one
+    connection is given up. cache: firstlight's cache folder. Raises FirstlightError; cancelling keeps what arrived.
     """
-    settings = Settings(connections=connections, limit_rate=limit_rate, patience=patience)
+    settings = Settings(connections=connections, limit_rate=limit_rate, patience=patience, silence=silence)
     options = Options(destination, include, exclude, verify, validate, settings, cache)
     session = Session(ref, options, dict(os.environ if env is None else env))
     task = asyncio.create_task(asyncio.to_thread(session.run))

@@ -1,5 +1,6 @@
 """One fetch of a model at a time; the others wait, see its progress, and find its files."""
 
+import errno
 import fcntl
 import os
 import threading
@@ -32,7 +33,10 @@ def _try_lock(fd: int) -> bool:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
-    return True
+    except OSError as e:
+        if e.errno not in (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS):
+            raise
+    return True  # some shares know no locks: then nobody waits, and files still land whole, by rename
 
 
 def publish_progress(folder: Path, progress: FetchProgress) -> None:

@@ -51,7 +51,8 @@ def index_settings(env: Mapping[str, str]) -> IndexSettings:
         listed = _run([*pip_command(), "config", "list"], env, timeout=60)
         settings = read_config(listed.stdout)
         if settings.indexes[:1] == [""]:
-            main = _run([sys.executable, "-c", DEFAULT_INDEX], env, timeout=60).stdout.split()
+            find = [] if importlib.util.find_spec("pip") else [str(_bundled())]
+            main = _run([sys.executable, "-c", f"import sys; sys.path[:0] = {find!r}; {DEFAULT_INDEX}"], env, timeout=60).stdout.split()
             return settings._replace(indexes=[*main[:1], *settings.indexes[1:]])
     except (OSError, subprocess.SubprocessError, FirstlightError):
         return IndexSettings([], [])

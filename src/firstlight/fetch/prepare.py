@@ -25,7 +25,7 @@ from firstlight.fetch.target import CacheTarget, PlainTarget, Target, is_here
 from firstlight.fetch.wire import Wire
 
 T = TypeVar("T")
-LISTING_PATIENCE, WITH_A_COPY = 60.0, 10.0
+LISTING_PATIENCE, WITH_A_COPY = 30.0, 10.0
 Say = Callable[[str | None], None]
 
 

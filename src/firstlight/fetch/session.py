@@ -35,7 +35,7 @@ class Session:
     def __init__(self, ref: str, options: Options, env: Mapping[str, str]) -> None:
         self.ref, self.options, self.env = ref, options, env
         self.stop = threading.Event()
-        self._wire = Wire(env)
+        self._wire = Wire(env, timeout=options.settings.silence)
         self._work: Work | None = None
         self._transfer: Transfer | None = None
         self._phase, self._note = "listing", ""
@@ -68,6 +68,8 @@ class Session:
             raise HostError(
                 "source-changed", "the source changes faster than it can be fetched", evidence=(why,), hint="name a revision, or try later"
             )
+        except OSError as e:
+            raise disk_error(e, Path(e.filename or self._cache())) from e
         finally:
             self._wire.close()
 
@@ -94,9 +96,12 @@ class Session:
         missing = self._missing(work)
         self._check_space(work, missing)
         self._here = [_progress(f, "done") for f in work.kept if f not in missing]
+        known = work.known
         for file in work.kept:
             if file not in missing:
                 work.target.show(file)
+                if file.name not in known:
+                    self._inspect(work, file, work.target.path(file))
         if not missing:
             return
         jobs = [FileJob(f, work.target.part(f)) for f in missing]
@@ -153,9 +158,9 @@ class Session:
             target = work.target.path(job.file)
             job.finish(target)
             work.target.show(job.file)
+            self._inspect(work, job.file, target)
             made = self._entries[job.file.name] = entry(job.file.name, target, sha256, job.file.etag)
             note_landed(work.target.base, made)
-            self._inspect(work, job.file, target)
 
         return landed
 
@@ -193,7 +198,7 @@ class Session:
             )
         listing = work.listing
         made = Manifest(
-            ref=self.ref,
+            ref=listing.ref,
             source=listing.source,
             revision=listing.revision,
             time=time.time(),
@@ -211,7 +216,7 @@ class Session:
         sizes = {f.name: f.size or 0 for f in work.kept} if not listing.archive else {path.name: path.stat().st_size}
         manifest = work.target.base / WORK / work.target.manifest_name
         return Fetched(
-            ref=self.ref,
+            ref=listing.ref,
             source=listing.source,
             path=str(path),
             revision=listing.revision,

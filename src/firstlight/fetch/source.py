@@ -28,8 +28,8 @@ class RemoteFile(Struct, frozen=True, kw_only=True):
 
     @property
     def identity(self) -> str:
-        """The same identity means the same bytes: parts are only ever continued under it."""
-        return self.sha256 or self.git_sha1 or f"{self.locator} {self.etag} {self.size}"
+        """The same identity means the same bytes: parts are only ever continued under it. Without the query: signatures live there."""
+        return self.sha256 or self.git_sha1 or f"{self.locator.partition('?')[0]} {self.etag} {self.size}"
 
 
 class Archive(Struct, frozen=True, kw_only=True):

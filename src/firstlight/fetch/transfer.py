@@ -23,11 +23,15 @@ Landed = Callable[[FileJob, str], None]
 
 @dataclass
 class Settings:
-    """connections: at most so many. patience: seconds without one new byte, whatever was tried, before the fetch gives up."""
+    """connections: at most so many. patience: seconds without one new byte, whatever was tried, before the fetch gives up.
+
+    silence: seconds without a byte after which one connection counts as broken.
+    """
 
     connections: int = 16
     limit_rate: float | None = None
     patience: float = 300.0
+    silence: float = 30.0
 
 
 @dataclass

@@ -263,6 +263,8 @@ def test_an_index_that_names_missing_shards_ends_early(hub: Hub, env: Env) -> No
         get(env)
     assert e.value.code == "index-incomplete"
     assert e.value.evidence == ("model-00005-of-00006.safetensors",)
+    with pytest.raises(HostError):
+        get(env)
 
 
 def test_a_hostile_file_name_is_refused(hub: Hub, env: Env, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -288,6 +290,8 @@ def test_validate_sees_each_shard_and_its_blocker_ends_the_fetch(hub: Hub, env: 
     with pytest.raises(HostError) as e:
         get({**env, "HF_HOME": env["HF_HOME"] + "2"}, validate=lambda path: [bad])
     assert e.value.code == "header-cut"
+    with pytest.raises(HostError):
+        get({**env, "HF_HOME": env["HF_HOME"] + "2"}, validate=lambda path: [bad])
 
 
 def test_bit_rot_is_repaired_by_that_shard_alone(hub: Hub, env: Env) -> None:
@@ -351,3 +355,37 @@ def test_files_that_were_put_there_by_hand_are_hashed_and_kept(hub: Hub, env: En
     fetched = get(env, destination=str(tmp_path / "to"))
     assert right(hub, fetched)
     assert fetched.bytes_fetched < sum(fetched.files.values()) - 250_000
+
+
+def test_huggingface_hub_moves_nothing_that_we_have_and_we_nothing_that_it_has(hub: Hub, env: Env) -> None:
+    from huggingface_hub import snapshot_download
+
+    ours = get(env)
+    bodies = hub.counts.bodies
+    cache = Path(env["HF_HOME"]) / "hub"
+    assert snapshot_download(REPO, cache_dir=cache, endpoint=hub.url, allow_patterns=sorted(NEEDED)) == ours.path
+    assert hub.counts.bodies == bodies
+    other = Path(env["HF_HOME"] + "2") / "hub"
+    theirs = snapshot_download(REPO, cache_dir=other, endpoint=hub.url, allow_patterns=sorted(NEEDED))
+    bodies = hub.counts.bodies
+    again = get({**env, "HF_HOME": str(other.parent)})
+    assert (again.path, again.bytes_fetched) == (theirs, 0)
+    assert hub.counts.bodies == bodies
+    elsewhere = {**env, "HF_HOME": str(other.parent)}
+    assert [f.code for f in asyncio.run(estimate(REPO, env=elsewhere)).findings] == ["not-verified"]
+    assert get(elsewhere, verify=True).bytes_fetched == 0
+    assert asyncio.run(estimate(REPO, env=elsewhere)).findings == []
+
+
+def test_a_connection_that_falls_silent_is_replaced(hub: Hub, env: Env) -> None:
+    hub.faults.stall_first, hub.faults.stall_seconds = 3, 20
+    begun = time.monotonic()
+    assert right(hub, get(env, silence=0.4))
+    assert time.monotonic() - begun < 10
+
+
+def test_a_place_that_cannot_be_written_is_a_message(hub: Hub, env: Env, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(HostError) as e:
+        get(env, destination=str(tmp_path / "file" / "to"))
+    assert e.value.code == "disk-failed"

@@ -174,3 +174,17 @@ def test_one_large_file_comes_over_several_connections_and_goes_on_where_it_was_
     fetched = get(env, "org/one", destination=str(tmp_path / "to"))
     assert Path(fetched.path).read_bytes() == gguf(48 << 20, 3)
     assert fetched.bytes_fetched < 36 << 20
+
+
+def test_a_password_in_an_address_is_refused(env: Env) -> None:
+    with pytest.raises(InputError) as e:
+        get(env, "https://me:secret@localhost/model.gguf")
+    assert e.value.code == "secret-in-address"
+    assert "secret@" not in str(e.value)
+
+
+def test_a_signature_in_an_address_does_not_matter_to_what_is_here(hub: Hub, env: Env) -> None:
+    (hub.folder / "model.gguf").write_bytes(gguf(100_000, 1))
+    first = get(env, f"{hub.url}/plain/model.gguf?signature=1")
+    second = get(env, f"{hub.url}/plain/model.gguf?signature=2")
+    assert (second.path, second.bytes_fetched) == (first.path, 0)

@@ -32,6 +32,8 @@ class HttpsSource:
         return 70 if ref.startswith(("https://", "http://")) else 0
 
     def list(self, ref: str, wire: Wire, env: Mapping[str, str]) -> Listing:
+        if "@" in urlsplit(ref).netloc:
+            raise InputError("secret-in-address", "the address carries a user name or password", hint="secrets do not belong into commands")
         url = urlsplit(ref)._replace(fragment="").geturl()
         is_file = re.search(r"\.(gguf|safetensors|bin|pt|json)$", urlsplit(url).path) is not None
         addresses = _parts(url) if is_file else self._folder(url.rstrip("/") + "/", wire)
@@ -40,7 +42,9 @@ class HttpsSource:
         if missing and is_file:
             raise InputError("model-not-found", f"the server has no {missing[0]}", evidence=(ref,))
         name = unquote(urlsplit(url).path.rstrip("/").rpartition("/")[2])
-        return Listing(ref=ref, source=self.name, files=[f for f in files if f.etag != "missing"], name=PART.sub("", name))
+        return Listing(
+            ref=ref.partition("?")[0], source=self.name, files=[f for f in files if f.etag != "missing"], name=PART.sub("", name)
+        )
 
     def cache(self, listing: Listing, env: Mapping[str, str]) -> Path | None:
         return None
@@ -117,7 +121,7 @@ def place(listing: Listing) -> str:
     """A folder name: a preset's own, else readable, and unique by the whole address."""
     if slug(listing.ref) == listing.ref:
         return listing.ref
-    return f"{slug(listing.name or 'model')[:60]}-{digest(listing.ref.encode(), length=8)}"
+    return f"{slug(listing.name or 'model')[:60]}-{digest(listing.ref.partition('?')[0].encode(), length=8)}"
 
 
 source = HttpsSource()
