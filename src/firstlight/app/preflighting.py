@@ -16,9 +16,11 @@ from firstlight.core.intent import Intent, Pins
 from firstlight.core.machine import EngineInstall, Machine
 from firstlight.core.plan import Candidate, EngineRef
 from firstlight.core.ports import Host
+from firstlight.core.units import GIB
 from firstlight.preflight.command import EngineCommand
 from firstlight.preflight.context import Context
 
+MEASURED_FROM = 4 * GIB
 CODES_OF_FILES = ("weights-absent", "shard-missing", "shard-truncated", "index-missing", "download-unfinished")
 
 
@@ -35,7 +37,7 @@ def look(planning: Planning, *, host: str, engine_python: str | None) -> Looked:
 
     where = open_host(host)
     checkpoint = planning.checkpoint() or _inspected(planning.intent.model, where)
-    machine = planning.machine() or _probed(where, checkpoint.path, _hints(engine_python))
+    machine = planning.machine() or _probed(where, checkpoint, hints_for(where, engine_python))
     engine = planning.engine or _preferred(checkpoint)
     install = _install(machine, engine)
     candidate = _candidate(checkpoint, machine, planning.intent, engine, install)
@@ -52,7 +54,7 @@ def look_at_command(command: EngineCommand, *, host: str, gpu: str | None, engin
     where = open_host(host)
     checkpoint = _inspected(command.model, where) if _reachable(command.model, where) else None
     folder = [str(Path(command.program).parent.parent)] if command.program and "/" in command.program else []
-    machine = imagine(gpu) if gpu else _probed(where, checkpoint.path if checkpoint else None, [*_hints(engine_python), *folder])
+    machine = imagine(gpu) if gpu else _probed(where, checkpoint, [*hints_for(where, engine_python), *folder])
     engine = EngineRef(name=command.engine, version=command.version)
     install = None if command.image else _install(machine, engine)
     pins = pins_from_args(command.args) if command.engine == "vllm" else Pins()
@@ -136,18 +138,21 @@ def _inspected(model: str, host: Host) -> Checkpoint:
     return inspect(open_source(model, host, env=host.environ()))
 
 
-def _hints(engine_python: str | None) -> list[str]:
+def hints_for(host: Host, engine_python: str | None) -> list[str]:
+    """Interpreters to ask. Paths of this machine mean nothing on another, which is asked for its own."""
     from firstlight.app.stages.look import engine_hints
 
-    return engine_hints(engine_python)
+    return engine_hints(engine_python) if host.is_local else [engine_python] if engine_python else []
 
 
-def _probed(host: Host, path: str | None, hints: Sequence[str]) -> Machine:
+def _probed(host: Host, checkpoint: Checkpoint | None, hints: Sequence[str]) -> Machine:
+    """The disk is measured where reading it will take a while."""
     from firstlight.engines.registry import load_adapters
     from firstlight.probe.engines import find_engines
     from firstlight.probe.machine import probe_machine
 
-    machine = probe_machine(host, paths=[path] if path else [], measure_reads=bool(path))
+    path, size = (checkpoint.path, checkpoint.file_bytes) if checkpoint else (None, None)
+    machine = probe_machine(host, paths=[path] if path else [], measure_reads=(size or 0) > MEASURED_FROM)
     return msgspec.structs.replace(machine, engines=find_engines(host, load_adapters(), hints=hints))
 
 

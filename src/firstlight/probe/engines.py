@@ -54,9 +54,10 @@ def _own_python() -> list[str]:
 
 
 def _on_path(host: Host) -> list[str]:
-    """`python3`, engine binaries, and the interpreter in the first line of a `vllm` script."""
+    """Environments that firstlight made there, `python3`, engine binaries, and the interpreter in the first line of a `vllm` script."""
     script = (
-        'for t in "$@"; do command -v "$t"; done; v=$(command -v vllm) &&'
+        'for p in "${XDG_DATA_HOME:-$HOME/.local/share}"/firstlight/engines/*/bin/python; do [ -x "$p" ] && echo "$p"; done;'
+        ' for t in "$@"; do command -v "$t"; done; v=$(command -v vllm) &&'
         ' head -c 300 "$v" | sed -n "1s/^#! *\\(\\/[^ ]*python[^ ]*\\).*/\\1/p"; true'
     )
     try:

@@ -112,3 +112,9 @@ def test_vllm_is_found_by_its_interpreter(vllm_python: str) -> None:
     own = next(i for i in installs if i.engine == "vllm")
     assert (own.python, own.device) == (vllm_python, "cpu")
     assert own.transformers
+
+
+def test_environments_that_firstlight_made_are_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data ü"))
+    made = script(tmp_path / "data ü" / "firstlight" / "engines" / "vllm-1" / "bin" / "python", f'#!/bin/sh\nexec {sys.executable} "$@"\n')
+    assert made in [i.python for i in found([])]
