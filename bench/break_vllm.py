@@ -326,7 +326,7 @@ def check(cases: list[Case], out: Path) -> int:
         right = found.outcome == case.outcome and (code in case.codes if case.codes else code is None)
         wrong += not right
         print(
-            f"{'right' if right else 'WRONG':6} {case.name:24} {found.outcome:15} {found.phase or '-':16} {code or '-':32} {'|'.join(case.codes)}"
+            f"{'right' if right else 'WRONG':6} {case.name:24} {found.outcome:15} {found.phase or '-':16} {code or '-':32} {'|'.join(case.codes)}"  # noqa: E501
         )
     print(f"{wrong} wrong")
     return wrong

@@ -27,11 +27,11 @@ def start(workers: int) -> str:
         lines.append(f"(Worker_TP{rank} pid={30 + rank}) INFO 10-12 08:00:05 [gpu_model_runner.py:5209] Starting to load model /m...")
     for i in range(119):
         lines.append(
-            f"(Worker_TP0 pid=30) Loading safetensors checkpoint shards:  {i * 100 // 118}% Completed | {i}/118 [00:{i % 60:02d}<01:00,  1.20it/s]"
+            f"(Worker_TP0 pid=30) Loading safetensors checkpoint shards:  {i * 100 // 118}% Completed | {i}/118 [00:{i % 60:02d}<01:00,  1.20it/s]"  # noqa: E501
         )
     for rank in range(workers):
         lines.append(
-            f"(Worker_TP{rank} pid={30 + rank}) INFO 10-12 08:04:05 [gpu_model_runner.py:5306] Model loading took 70.81 GiB memory and 240.1 seconds"
+            f"(Worker_TP{rank} pid={30 + rank}) INFO 10-12 08:04:05 [gpu_model_runner.py:5306] Model loading took 70.81 GiB memory and 240.1 seconds"  # noqa: E501
         )
     return "\n".join([*lines, "(APIServer pid=9) INFO:     Application startup complete."]) + "\n"
 
@@ -41,8 +41,8 @@ def everyday(i: int) -> str:
     return (
         f'(APIServer pid=9) INFO:     192.0.2.{i % 250}:{40000 + i % 20000} - "POST /v1/chat/completions HTTP/1.1" 200 OK\n'
         f'(APIServer pid=9) INFO:     192.0.2.{i % 250}:{40000 + i % 20000} - "GET /health HTTP/1.1" 200 OK\n'
-        f"(APIServer pid=9) INFO 10-12 08:10:05 [logger.py:40] Received request {request}: params: SamplingParams(n=1, temperature=0.7, max_tokens={i % 4096})\n"
-        f"(EngineCore pid=20) INFO 10-12 08:10:05 [loggers.py:257] Engine 000: Avg prompt throughput: {i % 900}.1 tokens/s, Avg generation throughput: 61.{i % 9} tokens/s, Running: 1 reqs, Waiting: 0 reqs, GPU KV cache usage: 0.3%\n"
+        f"(APIServer pid=9) INFO 10-12 08:10:05 [logger.py:40] Received request {request}: params: SamplingParams(n=1, temperature=0.7, max_tokens={i % 4096})\n"  # noqa: E501
+        f"(EngineCore pid=20) INFO 10-12 08:10:05 [loggers.py:257] Engine 000: Avg prompt throughput: {i % 900}.1 tokens/s, Avg generation throughput: 61.{i % 9} tokens/s, Running: 1 reqs, Waiting: 0 reqs, GPU KV cache usage: 0.3%\n"  # noqa: E501
         f"(Worker_TP{i % 64} pid={30 + i % 64}) WARNING 10-12 08:10:05 [x.py:1] [Autotuner]: Skipping tactic {i % 40} due to failure\n"
     )
 

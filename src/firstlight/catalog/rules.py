@@ -42,9 +42,10 @@ class Pattern(Struct, frozen=True, kw_only=True):
 class Rule(Struct, frozen=True, kw_only=True):
     """One way in which a known condition shows in a log. Several rules may share a code.
 
-    role: cause; consequence (of a cause elsewhere); wrapper (hides a cause); symptom (of a wait); benign; exit (no pattern: by exit status).
+    role: cause; consequence (of a cause elsewhere); wrapper (hides a cause); symptom (of a wait); benign; exit (by exit status).
     match: any of; unless: none of, in the same message; frames: any of, in its traceback; with_log: all of, and unless_log: none of,
-    anywhere in the log; when: a condition on the facts, as `= within(a, b, 0.05)`. phases: where it happens; only_phases: it counts nowhere else. info: lines below ERROR count as well.
+    anywhere in the log; when: a condition on the facts, as `= within(a, b, 0.05)`. phases: where it happens; only_phases: it counts
+    nowhere else. info: lines below ERROR count as well.
     fatal: the condition ends the start or the server. priority: the higher wins where several match one message.
     """
 

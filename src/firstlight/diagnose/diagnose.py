@@ -35,7 +35,7 @@ def diagnose(
     """Reads a log (bytes, or chunks in order) and says why the engine failed, if it did.
 
     exit_status: the engine process's, negative for a signal. context: facts from outside the log that help (`cgroup_oom_kills`,
-    `kernel_log`, `stalled_seconds`, and anything that a remedy's value needs, as `max_model_len_that_fits`). rules: instead of the built-in ones.
+    `kernel_log`, and anything that a remedy's value needs, as `max_model_len_that_fits`). rules: instead of the built-in ones.
     """
     reader = read(log, engine, version, rules)
     decision = decide(reader, exit_status)

@@ -32,7 +32,7 @@ def _filled(template: RemedyTemplate, facts: Mapping[str, Any]) -> Remedy | None
 
 
 def value_of(template: Any, facts: Mapping[str, Any]) -> Any:
-    """A value as it stands, `{fact}` (typed when alone), text with facts, or `= function(fact, number)`; "" is None (take the setting away).
+    """A value as it stands, `{fact}` (typed when alone), text with facts, or `= function(fact, number)`; "" is None (take it away).
 
     Raises KeyError, ValueError.
     """
@@ -46,8 +46,7 @@ def value_of(template: Any, facts: Mapping[str, Any]) -> Any:
 
 
 def _argument(text: str, facts: Mapping[str, Any]) -> float:
-    value = facts[text] if text in facts else text
-    return float(value)
+    return float(facts.get(text, text))
 
 
 def _text(template: str, facts: Mapping[str, Any]) -> str:

@@ -123,7 +123,8 @@ _TRANSPORT = (
 )
 _STARTS = frozenset("[(0123456789JFMASOND")
 _GLUED = re.compile(
-    rf"(?<=.)(?=(?:\((?:APIServer|EngineCore|Worker|VllmWorker)[^()]{{0,40}} pid=\d+\) )?{_LEVELS} \d\d-\d\d \d\d:\d\d:\d\d \[?[\w./-]+\.py)"
+    rf"(?<=.)(?=(?:\((?:APIServer|EngineCore|Worker|VllmWorker)[^()]{{0,40}} pid=\d+\) )?{_LEVELS} "
+    r"\d\d-\d\d \d\d:\d\d:\d\d \[?[\w./-]+\.py)"
     r"|(?<=it/s\])(?=\S)|(?<=s/it\])(?=\S)"
     r"|(?<=[^ )])(?=\((?:APIServer|EngineCore|Worker|VllmWorker)[^()]{0,40} pid=\d+\) )"
 )
@@ -133,7 +134,8 @@ _SHARED_NAMES = frozenset({"VllmWorkerProcess", "RayWorkerWrapper", "RayWorkerPr
 
 
 _PLAIN = re.compile(
-    r"\(((?:APIServer|EngineCore|Worker_)\w*) pid=(\d+)\) (?:(DEBUG|INFO|WARNING|ERROR|CRITICAL) (\d\d-\d\d \d\d:\d\d:\d\d) \[([\w.]+\.py:\d+)\] ?"
+    r"\(((?:APIServer|EngineCore|Worker_)\w*) pid=(\d+)\) "
+    r"(?:(DEBUG|INFO|WARNING|ERROR|CRITICAL) (\d\d-\d\d \d\d:\d\d:\d\d) \[([\w.]+\.py:\d+)\] ?"
     r"|(INFO|WARNING|ERROR): +)"
 )
 _SECOND = re.compile(r"pid=\d+\) |it/s\]|s/it\]|(?:INFO|ERROR|WARNING) \d\d-")

@@ -2,6 +2,7 @@
 
 from collections import deque
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 
 from msgspec import Struct
 
@@ -128,12 +129,10 @@ class Eta:
         return phase in self._expected and not (eager and phase in ("compiling", "capturing"))
 
     def _current(self, log: EngineLog, spent: float, now: float) -> Span | None:
-        if log.total:
-            if paced := self._pace.rest(float(log.total), now, log.unit or "steps"):
-                return paced
-        if log.phase == "loading" and self._bytes:
-            if paced := self._read.rest(float(self._bytes), now, "bytes"):
-                return paced
+        if log.total and (paced := self._pace.rest(float(log.total), now, log.unit or "steps")):
+            return paced
+        if log.phase == "loading" and self._bytes and (paced := self._read.rest(float(self._bytes), now, "bytes")):
+            return paced
         whole = self._whole(log.phase)
         return whole.minus(spent) if whole else None
 
@@ -166,4 +165,4 @@ def _from_catalog(expected: Expected) -> Span:
 def phase_seconds(log: EngineLog) -> dict[str, float]:
     """How long each phase of a start took, for the history of the next one."""
     names = [name for name in log.phase_times if RANK[name] <= RANK["ready"]]
-    return {a: round(log.phase_times[b] - log.phase_times[a], 3) for a, b in zip(names, names[1:], strict=False)}
+    return {a: round(log.phase_times[b] - log.phase_times[a], 3) for a, b in pairwise(names)}

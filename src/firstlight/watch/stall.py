@@ -32,7 +32,10 @@ class Sample(Struct, frozen=True, kw_only=True):
 
 
 class Stall(StrEnum):
-    """moving: something happens. quiet: nothing seen, and this phase may be quiet so long. stalled: longer than it may. unknown: not enough seen."""
+    """moving: something happens. quiet: nothing seen, and this phase may be quiet so long. stalled: longer than it may.
+
+    unknown: not enough was seen to say.
+    """
 
     MOVING = "moving"
     QUIET = "quiet"

@@ -12,7 +12,7 @@ HEAD = """(APIServer pid=9) INFO 10-12 08:00:00 [api_utils.py:273] non-default a
 """
 READY = "(APIServer pid=9) INFO:     Application startup complete.\n"
 KV = (
-    "ValueError: To serve at least one request with the model's max seq len (90112), (7.91 GiB KV cache is needed, which is larger than the "
+    "ValueError: To serve at least one request with the model's max seq len (90112), (7.91 GiB KV cache is needed, which is larger than the "  # noqa: E501
     "available KV cache memory (3.30 GiB). Based on the available memory, the estimated maximum model length is 37552."
 )
 
@@ -123,7 +123,7 @@ def test_exit_statuses_say_what_the_text_does_not(status: int, code: str) -> Non
 def test_exit_codes_in_the_log_are_read_and_the_kernel_decides() -> None:
     text = (
         HEAD
-        + "(EngineCore pid=20) ERROR 10-12 08:00:09 [x.py:1] Worker proc VllmWorker-1 died unexpectedly (exit code: -9), shutting down executor.\n"
+        + "(EngineCore pid=20) ERROR 10-12 08:00:09 [x.py:1] Worker proc VllmWorker-1 died unexpectedly (exit code: -9), shutting down executor.\n"  # noqa: E501
     )
     assert diagnose(text.encode()).cause.code == "process-killed"  # type: ignore[union-attr]
     proven = diagnose(text.encode(), context={"cgroup_oom_kills": 1})

@@ -34,7 +34,7 @@ async def test_lines_of_a_growing_file_are_events_at_once(tmp_path: Path) -> Non
     follower = Follower(EngineLog("vllm"), Eta("vllm"))
     reading = asyncio.create_task(collect(follow_file(follower, FileHost(), str(path))))  # type: ignore[arg-type]
     await asyncio.sleep(0.05)
-    with open(path, "ab", buffering=0) as f:
+    with open(path, "ab", buffering=0) as f:  # noqa: ASYNC230
         for line in (b"INFO 10-12 08:00:05 [a.py:1] Starting to load model /m...\n", b"INFO:     Application startup complete.\n"):
             await asyncio.sleep(0.1)
             f.write(line)

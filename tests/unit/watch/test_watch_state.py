@@ -1,5 +1,7 @@
 """The state machine: the same bytes in any chunks give the same events; phases, fields, progress per worker."""
 
+from itertools import pairwise
+
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -9,14 +11,14 @@ LOG = (
     "(APIServer pid=9) INFO 10-12 08:00:00 [api_utils.py:273] non-default args: {'model': '/m', 'tensor_parallel_size': 2}\n"
     "(APIServer pid=9) INFO 10-12 08:00:01 [model.py:598] Resolved architecture: XForCausalLM\n"
     "(EngineCore pid=20) INFO 10-12 08:00:02 [core.py:114] Initializing a V1 LLM engine (v0.25.1) with config: model='/m'\n"
-    "(Worker_TP0 pid=30) INFO 10-12 08:00:04 [parallel_state.py:1607] world_size=2 rank=0 local_rank=0 distributed_init_method=tcp://x backend=nccl\n"
+    "(Worker_TP0 pid=30) INFO 10-12 08:00:04 [parallel_state.py:1607] world_size=2 rank=0 local_rank=0 distributed_init_method=tcp://x backend=nccl\n"  # noqa: E501
     "(Worker_TP0 pid=30) INFO 10-12 08:00:05 [gpu_model_runner.py:5209] Starting to load model /m...\n"
     "(Worker_TP1 pid=31) INFO 10-12 08:00:05 [gpu_model_runner.py:5209] Starting to load model /m...\n"
     "\x1b[1;36m(Worker_TP0 pid=30)\x1b[0;0m \rLoading safetensors checkpoint shards:  50% Completed | 1/2 [00:01<00:01,  1.05it/s]\r"
     "Loading safetensors checkpoint shards: 100% Completed | 2/2 [00:02<00:00,  1.05it/s]\n"
     "(Worker_TP1 pid=31) INFO 10-12 08:00:20 [gpu_model_runner.py:5306] Model loading took 31.4 GiB memory and 9.25 seconds\n"
-    "(EngineCore pid=20) INFO 10-12 08:00:40 [kv_cache_utils.py:2146] GPU KV cache size: 62,049,280 tokens, Maximum concurrency for 131,072 tokens per request: 473.40x\n"
-    "(Worker_TP0 pid=30) Capturing CUDA graphs (decode, FULL):   0%|          | 0/35 [00:00<?, ?it/s]Capturing CUDA graphs (decode, FULL):  20%|##        | 7/35 [00:01<00:05,  5.00it/s]\n"
+    "(EngineCore pid=20) INFO 10-12 08:00:40 [kv_cache_utils.py:2146] GPU KV cache size: 62,049,280 tokens, Maximum concurrency for 131,072 tokens per request: 473.40x\n"  # noqa: E501
+    "(Worker_TP0 pid=30) Capturing CUDA graphs (decode, FULL):   0%|          | 0/35 [00:00<?, ?it/s]Capturing CUDA graphs (decode, FULL):  20%|##        | 7/35 [00:01<00:05,  5.00it/s]\n"  # noqa: E501
     "(APIServer pid=9) INFO:     Application startup complete.\r\n"
 )
 
@@ -25,7 +27,7 @@ def events_of(data: bytes, cuts: list[int], engine: str = "auto") -> list[LogEve
     log = EngineLog(engine)
     events: list[LogEvent] = []
     edges = [0, *sorted({c % (len(data) + 1) for c in cuts}), len(data)]
-    for a, b in zip(edges, edges[1:], strict=False):
+    for a, b in pairwise(edges):
         events += log.feed(data[a:b], 1.0)
     return events + log.close(1.0)
 
@@ -83,7 +85,7 @@ def test_the_slowest_worker_decides_until_the_engine_is_past_it() -> None:
     for rank in (0, 1):
         log.feed(f"(Worker_TP{rank} pid=3{rank}) INFO 10-12 08:00:05 [a.py:1] Starting to load model /m...\n".encode(), 1.0)
     log.feed(
-        b"(Worker_TP0 pid=30) INFO 10-12 08:00:06 [a.py:1] Encoder cache will be initialized with a budget of 8192 tokens, and profiled with 1 image items\n",
+        b"(Worker_TP0 pid=30) INFO 10-12 08:00:06 [a.py:1] Encoder cache will be initialized with a budget of 8192 tokens, and profiled with 1 image items\n",  # noqa: E501
         2.0,
     )
     assert log.phase == "loading"
