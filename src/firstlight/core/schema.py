@@ -9,6 +9,7 @@ from firstlight.core.checkpoint import Checkpoint
 from firstlight.core.diagnosis import Diagnosis
 from firstlight.core.errors import InputError
 from firstlight.core.events import Event
+from firstlight.core.fetch import Fetched, FetchEstimate, Manifest
 from firstlight.core.intent import Intent
 from firstlight.core.machine import EngineInstall, Machine
 from firstlight.core.plan import PlanSet
@@ -38,6 +39,9 @@ KINDS: dict[str, type[msgspec.Struct]] = {
         Diagnosis,
         Verdict,
         BenchReport,
+        FetchEstimate,
+        Fetched,
+        Manifest,
         Reference,
     )
 }
