@@ -7,6 +7,7 @@ See README.md beside this file for the script's language. Standard library only.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import json
 import os
@@ -91,7 +92,7 @@ class FakeEngine:
 
     def _step(self, step: dict[str, Any]) -> None:
         for verb, value in step.items():
-            if verb not in ("if", "times", "stream", "seconds"):
+            if verb not in ("if", "times", "stream", "seconds", "size"):
                 getattr(self, f"do_{verb}")(value, step)
 
     def fill(self, text: str) -> str:
@@ -103,10 +104,8 @@ class FakeEngine:
 
     def say(self, text: str, stream: str = "stdout") -> None:
         """One write a line, as loggers do, so that lines of several processes stay whole."""
-        try:
+        with contextlib.suppress(OSError):  # a real engine goes on when its log does not
             os.write(2 if stream == "stderr" else 1, self.fill(text).encode() + b"\n")
-        except OSError:
-            pass  # a real engine goes on when its log does not
 
     # the verbs
 

@@ -3,8 +3,9 @@
 import json
 import posixpath
 import sys
+import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -19,8 +20,12 @@ from firstlight.launch.headstart import HeadStart
 ARCHIVE, REQUEST, RECORD, EVENTS, LOG, EXIT = (
     "supervisor.pyz", "supervise.json", "supervisor.json", "supervisor.jsonl", "supervisor.log", "exit.json",
 )  # fmt: skip
+ISOLATED = ("-I", "-S")  # nothing of the user's environment is imported: it is not needed, and it could be broken
 FINAL = frozenset({"stopped", "failed"})
 START_PATIENCE = 15.0
+ANSWER_PATIENCE = 5.0
+LOOK_SECONDS = 0.1
+STOP_PATIENCE = 60.0  # killing, reading the log to its end and the driver's giving memory back
 
 
 class Restart(Struct, frozen=True, kw_only=True):
@@ -137,7 +142,7 @@ def prepare(
     }
     host.write(posixpath.join(folder, ARCHIVE), supervisor_archive(), 0o600)
     host.write(posixpath.join(folder, REQUEST), msgspec.json.format(msgspec.json.encode(request)) + b"\n", 0o600)
-    return [python_of(host), posixpath.join(folder, ARCHIVE), folder]
+    return [python_of(host), *ISOLATED, posixpath.join(folder, ARCHIVE), folder]
 
 
 def python_of(host: Host) -> str:
@@ -187,12 +192,26 @@ class SupervisorClient:
     # look
 
     def status(self) -> SupervisorStatus:
-        """Raises FirstlightError `never-supervised`; `supervisor-hangs` where it lives but does not answer within 5 s."""
+        """What it says, or its last record with `answering` False where it is gone or hangs. Raises FirstlightError `never-supervised`."""
         record = self._record()
         try:
-            return _status(self._ask({"op": "status"}, timeout=5.0), answering=True)
+            if not self._paused(record):
+                return _status(self._ask({"op": "status"}, timeout=ANSWER_PATIENCE), answering=True)
         except HostError:
-            return _status(self._record(), answering=False) if record else _status(record, answering=False)
+            pass
+        return _status(self._record(), answering=False)
+
+    def _paused(self, record: dict[str, Any]) -> bool:
+        """Whether somebody stopped the supervisor (SIGSTOP): it would never answer."""
+        pid = (record.get("supervisor") or {}).get("pid")
+        if not isinstance(pid, int) or record.get("state") in FINAL:
+            return False
+        try:
+            text = self.host.read(f"/proc/{pid}/stat").decode("utf-8", "replace")
+        except HostError:
+            return False
+        fields = text.rpartition(")")[2].split()
+        return fields[0] in "Tt" and int(fields[19]) == record["supervisor"].get("start_ticks")
 
     def _record(self) -> dict[str, Any]:
         try:
@@ -220,7 +239,7 @@ class SupervisorClient:
     def _tool(self, verb: str, timeout: float = 60.0) -> dict[str, Any]:
         if self.host.stat(self._path(ARCHIVE)) is None:
             self.host.write(self._path(ARCHIVE), supervisor_archive(), 0o600)
-        done = self.host.run([python_of(self.host), self._path(ARCHIVE), verb, self.folder], timeout=timeout)
+        done = self.host.run([python_of(self.host), *ISOLATED, self._path(ARCHIVE), verb, self.folder], timeout=timeout)
         if not done.ok:
             raise FirstlightError("supervisor-tool-failed", f"`{verb}` failed", evidence=(done.stderr.decode("utf-8", "replace")[-500:],))
         found: dict[str, Any] = json.loads(done.stdout)
@@ -233,16 +252,18 @@ class SupervisorClient:
 
         A supervisor that is gone or hangs is swept instead: its processes are found, proven and ended.
         """
-        if self.status().over:
-            return self.status()
-        try:
-            answer = self._ask({"op": "stop", "grace_seconds": grace_seconds}, timeout=None)
-            return _status(answer, answering=True)
-        except HostError:
-            if self.status().over:
-                return self.status()
-            self.sweep()
-            return self.status()
+        status = self.status()
+        if status.over:
+            return status
+        if status.answering:
+            try:
+                patience = STOP_PATIENCE + (STOP_PATIENCE if grace_seconds is None else grace_seconds)
+                return _status(self._ask({"op": "stop", "grace_seconds": grace_seconds}, timeout=patience), answering=True)
+            except HostError:
+                if (status := self.status()).over:
+                    return status
+        self.sweep()
+        return self.status()
 
     def restart(self) -> None:
         """Stops the engine and starts the same spec again under the same supervisor."""
@@ -285,11 +306,12 @@ class SupervisorClient:
         path = self._record().get("socket") or self._path("supervisor.sock")
         return self.host.connect(str(path))
 
-    def _ask(self, request: dict[str, Any], *, timeout: float | None) -> dict[str, Any]:
-        channel = self._connect()
+    def _ask(self, request: dict[str, Any], *, timeout: float) -> dict[str, Any]:
+        record, channel = self._record(), self._connect()
         try:
             channel.send(json.dumps(request).encode() + b"\n")
-            return _first_line(channel, timeout)
+            found: dict[str, Any] = json.loads(_first_line(channel, timeout, lambda: self._paused(record)))
+            return found
         finally:
             channel.close()
 
@@ -327,43 +349,37 @@ def _alive(pid: int) -> bool:
         return False
 
 
-def _first_line(channel: Channel, timeout: float | None) -> dict[str, Any]:
-    """One answer. Raises HostError `supervisor-gone` at the end of the stream, `supervisor-hangs` after `timeout` seconds."""
-    received = _Reader(channel).line(timeout)
-    found: dict[str, Any] = json.loads(received)
-    return found
+def _first_line(channel: Channel, timeout: float, hopeless: Callable[[], bool]) -> bytes:
+    """One line, read by a thread because a channel has no time limit.
+
+    Raises HostError `supervisor-gone` at the end of the stream; `supervisor-hangs` after `timeout` seconds, or when it is hopeless.
+    """
+    box: list[bytes | Exception] = []
+    thread = threading.Thread(target=_read_line, args=(channel, box), daemon=True)
+    thread.start()
+    until = time.monotonic() + timeout
+    while thread.is_alive() and time.monotonic() < until:
+        thread.join(LOOK_SECONDS)
+        if not box and hopeless():
+            break
+    if not box:
+        raise HostError("supervisor-hangs", "the supervisor does not answer", evidence=(f"waited at most {timeout:g} s",))
+    if isinstance(box[0], Exception):
+        raise box[0]
+    return box[0]
 
 
-class _Reader:
-    """Reads a line with a time limit from a channel that has none: the read runs in a thread of its own."""
-
-    def __init__(self, channel: Channel) -> None:
-        self._channel = channel
-
-    def line(self, timeout: float | None) -> bytes:
-        import threading
-
-        box: list[bytes | Exception] = []
-        thread = threading.Thread(target=self._read, args=(box,), daemon=True)
-        thread.start()
-        thread.join(timeout)
-        if not box:
-            raise HostError("supervisor-hangs", "the supervisor does not answer", evidence=(f"waited {timeout} s",))
-        if isinstance(box[0], Exception):
-            raise box[0]
-        return box[0]
-
-    def _read(self, box: list[bytes | Exception]) -> None:
-        data = b""
-        try:
-            while b"\n" not in data:
-                piece = self._channel.receive()
-                if not piece:
-                    raise HostError("supervisor-gone", "the supervisor closed the connection")
-                data += piece
-            box.append(data.partition(b"\n")[0])
-        except Exception as e:
-            box.append(e)
+def _read_line(channel: Channel, box: list[bytes | Exception]) -> None:
+    data = b""
+    try:
+        while b"\n" not in data:
+            piece = channel.receive()
+            if not piece:
+                raise HostError("supervisor-gone", "the supervisor closed the connection")
+            data += piece
+        box.append(data.partition(b"\n")[0])
+    except Exception as e:
+        box.append(e)
 
 
 def _event_lines(pieces: Any, start: int) -> Iterator[SupervisorEvent]:

@@ -15,7 +15,7 @@ from firstlight.core.errors import FirstlightError, HostError
 from firstlight.core.ports import Host
 from firstlight.core.run import LaunchSpec, ProcessRef
 from firstlight.launch.archive import supervisor_archive
-from firstlight.launch.client import LOG, REQUEST, Options, SupervisorClient, prepare, python_of
+from firstlight.launch.client import ISOLATED, LOG, REQUEST, Options, SupervisorClient, prepare, python_of
 
 
 class OwnedProcess(Struct, frozen=True, kw_only=True):
@@ -61,7 +61,7 @@ def find_marked(host: Host, *, scratch: str) -> list[MarkedProcess]:
     """Every process of any run on the host. scratch: a folder where the tool may be put."""
     tool = posixpath.join(scratch, "supervisor.pyz")
     host.write(tool, supervisor_archive(), 0o600)
-    done = host.run([python_of(host), tool, "find-all"], timeout=60)
+    done = host.run([python_of(host), *ISOLATED, tool, "find-all"], timeout=60)
     return msgspec.convert(json.loads(done.stdout), list[MarkedProcess]) if done.ok else []
 
 

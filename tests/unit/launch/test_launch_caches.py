@@ -4,6 +4,7 @@ import os
 import time
 from pathlib import Path
 from typing import Any
+from unittest.mock import ANY
 
 import msgspec
 import pytest
@@ -17,7 +18,7 @@ from firstlight.core.units import GIB, MIB
 from firstlight.launch.caches import list_caches, prune, stale, with_caches
 from firstlight.launch.client import Options
 from firstlight.launch.headstart import HeadStart, plan_head_start
-from firstlight.launch.supervisor.readahead import ReadAhead
+from firstlight.launch.supervisor.readahead import ReadAhead, shortage
 from firstlight.probe.local import LocalHost
 
 BUILD = EngineInstall(engine="vllm", version="0.32.0", build="vllm 0.32.0, torch 2.13.0")
@@ -109,11 +110,16 @@ def test_reading_ahead_stops_at_the_limit_and_at_a_shortage(tmp_path: Path) -> N
         with path.open("wb") as file:
             file.truncate(100 * MIB)
         paths.append(str(path))
-    done = ReadAhead(paths, limit_bytes=200 * MIB, keep_free_bytes=0).run()
+
+    def read(*files: str, limit: int, short: str | None = None) -> dict[str, Any]:
+        return ReadAhead(list(files), limit_bytes=limit * MIB, keep_free_bytes=0, threads=1, short=lambda keep: short).run()
+
+    done = ReadAhead(paths, limit_bytes=200 * MIB, keep_free_bytes=0, short=lambda keep: None).run()
     assert (done["bytes"], done["stopped"]) == (200 * MIB, "done")
-    assert ReadAhead(paths, limit_bytes=64 * MIB, keep_free_bytes=0, threads=1).run()["bytes"] == 64 * MIB
-    assert ReadAhead(paths, limit_bytes=200 * MIB, keep_free_bytes=1 << 60).run()["stopped"] == "memory"
-    assert "No such file" in ReadAhead([str(tmp_path / "gone")], limit_bytes=1, keep_free_bytes=0, threads=1).run()["stopped"]
+    assert read(*paths, limit=64)["bytes"] == 64 * MIB
+    assert read(*paths, limit=200, short="pressure") == {**read(*paths, limit=64), "stopped": "pressure", "seconds": ANY}
+    assert "No such file" in read(str(tmp_path / "gone"), limit=1)["stopped"]
+    assert shortage(1 << 60) == "memory"
 
 
 def test_the_supervisor_reads_ahead_while_the_engine_starts(runs: Runs, tmp_path: Path) -> None:

@@ -32,10 +32,12 @@ def test_ready_then_stopped_with_proof(runs: Runs) -> None:
     assert until(client, "ready").data["seconds"] > 0
     status = client.status()
     assert (status.state, status.answering) == ("ready", True)
-    assert status.engine is not None and alive(status.engine.pid)
+    assert status.engine is not None
+    assert alive(status.engine.pid)
     ended = client.stop()
     assert (ended.state, ended.reason) == ("stopped", "stopped")
-    assert ended.exit is not None and ended.exit["returncode"] == 0
+    assert ended.exit is not None
+    assert ended.exit["returncode"] == 0
     assert ended.exit["proof"]["clean"] is True
     assert find_processes(runs.host, client.folder).processes == []
     assert not Path(client.folder, "supervisor.sock").exists()
@@ -55,7 +57,8 @@ def test_death_is_noticed_at_once(runs: Runs) -> None:
     ended = until(client, "ended")
     assert ended.data["clean"] is True
     record = client.exit()
-    assert record is not None and record["reason"] == "engine-killed"
+    assert record is not None
+    assert record["reason"] == "engine-killed"
     assert client.status().state == "failed"
 
 
@@ -64,7 +67,8 @@ def test_failure_while_loading_keeps_the_whole_log(runs: Runs) -> None:
     died = until(client, "died")
     assert (died.data["returncode"], died.data["ready"]) == (1, False)
     log = Path(client.folder, "engine.log").read_text()
-    assert "CUDA out of memory" in log and "Engine core initialization failed" in log
+    assert "CUDA out of memory" in log
+    assert "Engine core initialization failed" in log
     assert died.data["log_bytes"] == len(log.encode())
 
 
@@ -78,7 +82,8 @@ def test_a_child_that_left_session_and_environment_is_found_and_ended(runs: Runs
     assert len(segments) == 2
     wait_for(lambda: len(json.loads(Path(client.folder, "supervisor.json").read_text())["members"]) == 4)
     ended = client.stop()
-    assert ended.exit is not None and ended.exit["proof"]["clean"] is True
+    assert ended.exit is not None
+    assert ended.exit["proof"]["clean"] is True
     assert not any(alive(p.pid) for p in processes)
     assert set(map(str, segments)) == set(ended.exit["proof"]["shared_memory_removed"])
 
@@ -87,7 +92,8 @@ def test_engine_that_ignores_sigterm_is_killed_after_grace(runs: Runs) -> None:
     client = runs.start("deaf", stop_grace_seconds=0.5)
     until(client, "ready")
     ended = client.stop()
-    assert ended.exit is not None and ended.exit["signal"] == "SIGKILL"
+    assert ended.exit is not None
+    assert ended.exit["signal"] == "SIGKILL"
     assert any(e.kind == "grace-over" for e in client.past_events())
 
 
@@ -171,11 +177,13 @@ def test_killed_supervisor_takes_its_engine_along(runs: Runs) -> None:
     client = runs.start("ready")
     until(client, "ready")
     status = client.status()
-    assert status.supervisor is not None and status.engine is not None
+    assert status.supervisor is not None
+    assert status.engine is not None
     os.kill(status.supervisor.pid, signal.SIGKILL)
     wait_for(lambda: not alive(status.engine.pid))  # type: ignore[union-attr]
     found = wait_for(lambda: f if not (f := find_processes(runs.host, client.folder)).processes else None)
-    assert found.supervised is False and found.recorded_state == "ready"
+    assert found.supervised is False
+    assert found.recorded_state == "ready"
     assert client.status().answering is False
     assert client.stop().state == "stopped"
 
@@ -184,14 +192,18 @@ def test_engine_that_outlives_its_supervisor_is_found_and_stopped(runs: Runs) ->
     client = runs.start("deaf")
     until(client, "ready")
     status = client.status()
-    assert status.supervisor is not None and status.engine is not None
+    assert status.supervisor is not None
+    assert status.engine is not None
     os.kill(status.supervisor.pid, signal.SIGKILL)
     wait_for(lambda: not alive(status.supervisor.pid))  # type: ignore[union-attr]
     found = find_processes(runs.host, client.folder)
-    assert found.orphaned and found.engine is not None and found.engine["pid"] == status.engine.pid
+    assert found.orphaned
+    assert found.engine is not None
+    assert found.engine["pid"] == status.engine.pid
     assert status.engine.pid in {m.pid for m in find_marked(runs.host, scratch=str(runs.root))}
     result = stop_orphans(runs.host, client.folder)
-    assert result["clean"] is True and result["ended"] == [status.engine.pid]
+    assert result["clean"] is True
+    assert result["ended"] == [status.engine.pid]
     assert not alive(status.engine.pid)
     assert client.status().state == "stopped"
 
@@ -200,7 +212,8 @@ def test_adopted_engine_is_supervised_again(runs: Runs) -> None:
     client = runs.start("plain", options=Options(on_supervisor_death="keep"))
     until(client, "ready")
     status = client.status()
-    assert status.supervisor is not None and status.engine is not None
+    assert status.supervisor is not None
+    assert status.engine is not None
     os.kill(status.supervisor.pid, signal.SIGKILL)
     wait_for(lambda: not find_processes(runs.host, client.folder).supervised)
     again = adopt(runs.host, client.folder)
@@ -217,7 +230,8 @@ def test_restart_keeps_the_supervisor(runs: Runs) -> None:
     before = client.status()
     client.restart()
     after = wait_for(lambda: s if (s := client.status()).state == "ready" and s.engine != before.engine else None)
-    assert after.supervisor == before.supervisor and after.restarts == 1
+    assert after.supervisor == before.supervisor
+    assert after.restarts == 1
 
 
 def test_dead_engine_is_restarted_until_it_is_a_crash_loop(runs: Runs) -> None:
@@ -225,7 +239,8 @@ def test_dead_engine_is_restarted_until_it_is_a_crash_loop(runs: Runs) -> None:
     client = runs.start({"steps": [{"serve": {}}, {"sleep": 0.6}, {"exit": 3}]}, options=Options(restart=restart))
     until(client, "ended")
     kinds = [e.kind for e in client.past_events()]
-    assert kinds.count("restarting") == 2 and kinds.count("died") == 3
+    assert kinds.count("restarting") == 2
+    assert kinds.count("died") == 3
     assert client.status().reason == "crash-loop"
 
 
@@ -318,7 +333,8 @@ def test_damaged_records_do_not_hide_the_engine(runs: Runs) -> None:
     client = runs.start("deaf")
     until(client, "ready")
     status = client.status()
-    assert status.supervisor is not None and status.engine is not None
+    assert status.supervisor is not None
+    assert status.engine is not None
     os.kill(status.supervisor.pid, signal.SIGKILL)
     for name in ("supervisor.json", "engine.json", "supervise.json"):
         Path(client.folder, name).write_text("{ not json")

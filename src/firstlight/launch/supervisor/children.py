@@ -9,7 +9,7 @@ import time
 from collections.abc import Generator, Mapping, Sequence
 from typing import Any
 
-from .members import HOOK, MARKER
+from .members import FOLDER, HOOK, MARKER
 
 NOTED = frozenset({"ready", "failed", "died", "restarted", "wedged", "stopping", "ended"})
 
@@ -41,7 +41,7 @@ class Children:
 
     def spawn(self, argv: Sequence[str], env: Mapping[str, str], *, stdout: int = subprocess.DEVNULL) -> int | None:
         """A session of its own and without the run's marker, so that ending the run does not end it. None: not startable."""
-        inherited = {k: v for k, v in os.environ.items() if k != MARKER}
+        inherited = {k: v for k, v in os.environ.items() if k not in (MARKER, FOLDER)}
         try:
             child = subprocess.Popen(list(argv), env={**inherited, **env}, stdin=subprocess.DEVNULL, stdout=stdout, start_new_session=True)
         except (OSError, ValueError):

@@ -15,14 +15,14 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from . import procfs
-from .members import MARKER, Claim, make_cgroup
+from .members import FOLDER, MARKER, Claim, make_cgroup
 
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 F_SETPIPE_SZ = 1031
 
 
-class StartError(Exception):
+class StartError(RuntimeError):
     """The engine could not be started. code: kebab, for the record; the text is for people."""
 
     def __init__(self, code: str, message: str) -> None:
@@ -49,10 +49,10 @@ def become_subreaper() -> None:
     libc().prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
-def start(spec: Mapping[str, Any], *, run: str, runtime: str, keep_on_our_death: bool = False) -> Engine:
+def start(spec: Mapping[str, Any], *, run: str, folder: str, runtime: str, keep_on_our_death: bool = False) -> Engine:
     """Raises StartError: `secret-unreadable`, `program-not-found`, `program-not-startable`."""
     secrets = read_secrets(spec.get("secret_files") or {})
-    env = environment(spec, secrets, run=run, runtime=runtime)
+    env = {**environment(spec, secrets, runtime=runtime), MARKER: run, FOLDER: os.path.realpath(folder)}
     cgroup = make_cgroup(run)
     reader, writer = os.pipe()
     with contextlib.suppress(OSError):
@@ -67,7 +67,7 @@ def start(spec: Mapping[str, Any], *, run: str, runtime: str, keep_on_our_death:
     os.set_blocking(reader, False)
     found = procfs.process(pid)
     ticks = found.start_ticks if found else 0
-    return Engine(pid, ticks, Claim(run, pid, ticks, cgroup, supervisor=os.getpid()), reader, env)
+    return Engine(pid, ticks, Claim(run, pid, ticks, cgroup, supervisor=os.getpid(), folder=os.path.realpath(folder)), reader, env)
 
 
 def signal_number(spec: Mapping[str, Any]) -> int:
@@ -108,16 +108,14 @@ def _join_cgroup(path: str | None) -> None:
             file.write(str(os.getpid()))
 
 
-def environment(spec: Mapping[str, Any], secrets: Mapping[str, str], *, run: str, runtime: str) -> dict[str, str]:
-    """Inherited, less `unset_env`, plus our own defaults, plus the plan's variables, plus secrets, plus the marker.
+def environment(spec: Mapping[str, Any], secrets: Mapping[str, str], *, runtime: str) -> dict[str, str]:
+    """Inherited, less `unset_env`, plus our own defaults, plus the plan's variables, plus secrets.
 
     TMPDIR is the run's own: engines leave sockets and scratch files there when they are killed.
     """
     env = {k: v for k, v in os.environ.items() if k not in set(spec.get("unset_env") or ())}
     defaults = {"PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1"}
-    env = {**defaults, **env, "TMPDIR": runtime, **(spec.get("env") or {}), **secrets}
-    env[MARKER] = run
-    return env
+    return {**defaults, **env, "TMPDIR": runtime, **(spec.get("env") or {}), **secrets}
 
 
 def read_secrets(files: Mapping[str, str]) -> dict[str, str]:
@@ -134,16 +132,22 @@ def read_secrets(files: Mapping[str, str]) -> dict[str, str]:
     return found
 
 
-def runtime_folder(folder: str) -> str:
-    """A short private folder for sockets and temporary files (a Unix socket's path holds 107 bytes), the same for the same run."""
+def runtime_path(folder: str) -> str:
+    """The run's short private folder for sockets and temporary files (a Unix socket's path holds 107 bytes)."""
     base = os.path.join(tempfile.gettempdir(), f"firstlight-{os.getuid()}")
     if len(base) > 60:
         base = f"/tmp/firstlight-{os.getuid()}"
+    return os.path.join(base, _short(folder))
+
+
+def runtime_folder(folder: str) -> str:
+    """Makes it. Raises StartError `runtime-folder-unsafe` where another user could have laid it."""
+    path = runtime_path(folder)
+    base = os.path.dirname(path)
     os.makedirs(base, mode=0o700, exist_ok=True)
     found = os.lstat(base)
     if found.st_uid != os.getuid() or found.st_mode & 0o170077 != 0o040000:
         raise StartError("runtime-folder-unsafe", f"{base} is not a private folder of this user")
-    path = os.path.join(base, _short(folder))
     os.makedirs(path, mode=0o700, exist_ok=True)
     return path
 

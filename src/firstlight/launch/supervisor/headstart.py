@@ -26,7 +26,7 @@ class HeadStart:
     def begin(self) -> None:
         if not self._wanted.get("files"):
             return
-        argv = [sys.executable, sys.argv[0], "read-ahead", json.dumps(self._wanted)]
+        argv = [sys.executable, "-I", "-S", sys.argv[0], "read-ahead", json.dumps(self._wanted)]
         path = os.path.join(self._s.folder, "headstart.json")
         try:
             output = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)

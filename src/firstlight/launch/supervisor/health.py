@@ -40,7 +40,8 @@ class Health:
             if self._liveness is not None and time.monotonic() >= alive_at and not self._paused():
                 alive_at = time.monotonic() + self._liveness.interval
                 self._liveness.tick()
-            yield STARTING_SECONDS if self._s.ready_seconds is None else SERVING_SECONDS
+            often = SERVING_SECONDS if self._liveness is None else min(SERVING_SECONDS, self._liveness.interval)
+            yield STARTING_SECONDS if self._s.ready_seconds is None else often
 
     def ask(self, path: str, done: Callable[[Answer], None], *, timeout: float, body: Mapping[str, Any] | None = None) -> None:
         env = self._s.engine.environment if self._s.engine else {}

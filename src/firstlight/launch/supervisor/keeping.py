@@ -22,7 +22,7 @@ SHORT_LIVED_SECONDS = 3.0
 
 
 class Keeper:
-    """Looks every second while the engine starts and every five while it serves."""
+    """Looks at its folder every second; at the engine's processes every second while it starts and every five while it serves."""
 
     def __init__(self, supervisor: Supervisor) -> None:
         self._s = supervisor
@@ -35,11 +35,15 @@ class Keeper:
 
     def task(self) -> Task:
         self._ask_gpus()
+        looked = 0.0
         while True:
-            yield 1.0 if self._s.ready_seconds is None else 5.0
+            yield 1.0
             self._hear_gpus()
-            self.look()
+            if self._s.ready_seconds is None or time.monotonic() - looked >= 5.0:
+                looked = time.monotonic()
+                self.look()
             self._keep_folder()
+            self._s.log.reopen_if_gone()
             self._s.events.flush()
 
     def _ask_gpus(self) -> None:
@@ -122,7 +126,6 @@ class Keeper:
             if not os.path.exists(self._s.control.path):
                 self._s.control.stop_listening()
                 self._s.control.listen()
-            self._s.log.reopen_if_gone()
             self._s.save()
             self._s.event("folder-restored", {"files": sorted(self._files)})
         except OSError:

@@ -9,7 +9,7 @@ from typing import Any
 
 from . import procfs
 from .ending import proof, send, sweep, wake
-from .engine import signal_number
+from .engine import runtime_path, signal_number
 from .members import MARKER, Claim, members
 from .records import read_json, write_json
 
@@ -31,6 +31,17 @@ def supervised(folder: str) -> bool:
     return False
 
 
+def lock_holder(folder: str) -> int | None:
+    """The pid that holds the run's lock: the supervisor, whatever the records say."""
+    try:
+        inode = os.stat(os.path.join(folder, "supervisor.lock")).st_ino
+        with open("/proc/locks") as file:
+            rows = [line.split() for line in file]
+    except OSError:
+        return None
+    return next((int(row[4]) for row in rows if len(row) > 5 and row[1] == "FLOCK" and row[5].rpartition(":")[2] == str(inode)), None)
+
+
 def _record(folder: str, name: str) -> dict[str, Any]:
     try:
         return read_json(os.path.join(folder, name))
@@ -44,10 +55,10 @@ def claim_of(folder: str) -> Claim:
     run = record.get("run") or _record(folder, "supervise.json").get("run") or os.path.basename(folder.rstrip("/"))
     ref = record.get("engine") or {}
     if ref and ref.get("boot_id") not in (None, "", procfs.boot_id()):
-        return Claim(str(run))
+        return Claim(str(run), folder=os.path.realpath(folder))
     pid, ticks = ref.get("pid") or engine.get("pid"), ref.get("start_ticks") or engine.get("start_ticks")
     known = frozenset((int(m[0]), int(m[1])) for m in record.get("members") or [] if isinstance(m, list) and len(m) == 2)
-    return Claim(str(run), pid, ticks, record.get("cgroup") or engine.get("cgroup"), known)
+    return Claim(str(run), pid, ticks, record.get("cgroup") or engine.get("cgroup"), known, None, os.path.realpath(folder))
 
 
 def find(folder: str) -> dict[str, Any]:
@@ -55,8 +66,8 @@ def find(folder: str) -> dict[str, Any]:
     folder = os.path.abspath(folder)
     record, claim = _record(folder, "supervisor.json"), claim_of(folder)
     alive = procfs.same(claim.engine_pid, claim.engine_ticks) if claim.engine_pid and claim.engine_ticks else None
-    ref = record.get("supervisor") or {}
-    boss = procfs.same(int(ref.get("pid") or 0), int(ref.get("start_ticks") or 0)) if ref.get("boot_id") == procfs.boot_id() else None
+    holder = lock_holder(folder)
+    boss = procfs.process(holder) if holder else None
     return {
         "run": claim.run,
         "supervised": supervised(folder),
@@ -96,7 +107,7 @@ def sweep_now(folder: str, *, grace: float | None = None) -> dict[str, Any]:
     for wait in sweep(claim):
         time.sleep(wait)
     record = _record(folder, "supervisor.json")
-    result = proof(claim, port=int(spec.get("port") or 0), shm=shm, gpu_before=None, runtime=record.get("runtime"))
+    result = proof(claim, port=int(spec.get("port") or 0), shm=shm, gpu_before=None, runtime=record.get("runtime") or runtime_path(folder))
     result["ended"] = [m.process.pid for m in found]
     _write_end(folder, record, result)
     return result

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import os
+import time
 from typing import NamedTuple
 
 from . import procfs
 from .procfs import Process
 
 MARKER = "FIRSTLIGHT_RUN"
+FOLDER = "FIRSTLIGHT_FOLDER"
 HOOK = "FIRSTLIGHT_NAME"  # stands in the environment of the user's own commands, which are no part of the run
 
 
 class Claim(NamedTuple):
     """What a run knows of its processes. engine: pid and start ticks of the engine's main process, which leads its own session.
 
-    known: (pid, start ticks) of members seen before. supervisor: its pid, to which the engine's orphans come.
+    known: (pid, start ticks) of members seen before. supervisor: its pid, to which the engine's orphans come. folder: the run's own.
     """
 
     run: str
@@ -24,6 +26,7 @@ class Claim(NamedTuple):
     cgroup: str | None = None
     known: frozenset[tuple[int, int]] = frozenset()
     supervisor: int | None = None
+    folder: str | None = None
 
 
 class Member(NamedTuple):
@@ -60,7 +63,8 @@ def _proof(claim: Claim, process: Process, in_cgroup: frozenset[int]) -> str | N
     environment = procfs.environment(process.pid)
     if process.ppid == claim.supervisor and HOOK not in environment:
         return "orphan"
-    return "marker" if environment.get(MARKER) == claim.run else None
+    marked = environment.get(MARKER) == claim.run or (claim.folder is not None and environment.get(FOLDER) == claim.folder)
+    return "marker" if marked else None
 
 
 def _reused(claim: Claim) -> bool:
@@ -100,16 +104,20 @@ def make_cgroup(run: str) -> str | None:
     return path if os.access(os.path.join(path, "cgroup.procs"), os.W_OK) else None
 
 
-def remove_cgroup(path: str | None) -> bool:
-    """True where nothing is left of it."""
-    if path is None:
-        return True
-    try:
-        os.rmdir(path)
-    except FileNotFoundError:
-        return True
-    except OSError:
-        return False
+def remove_cgroup(path: str | None, *, patience: float = 2.0) -> bool:
+    """True where nothing is left of it. A process that is being torn down keeps it busy for a moment."""
+    until = time.monotonic() + patience
+    while path is not None:
+        try:
+            os.rmdir(path)
+        except FileNotFoundError:
+            return True
+        except OSError:
+            if time.monotonic() > until:
+                return False
+            time.sleep(0.02)
+        else:
+            return True
     return True
 
 

@@ -8,7 +8,7 @@ import json
 import os
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 PIECE = 64 << 20
@@ -16,10 +16,12 @@ PRESSURE_PERCENT = 10.0
 
 
 class ReadAhead:
-    """`threads` readers take the next piece of the list: parallel, and still in loading order."""
+    """`threads` readers take the next piece of the list: parallel, and still in loading order. short: says why to stop (see `shortage`)."""
 
-    def __init__(self, files: list[str], limit_bytes: int, keep_free_bytes: int, threads: int = 4) -> None:
-        self._keep_free = keep_free_bytes
+    def __init__(
+        self, files: list[str], limit_bytes: int, keep_free_bytes: int, threads: int = 4, short: Callable[[int], str | None] | None = None
+    ) -> None:
+        self._keep_free, self._short = keep_free_bytes, short or shortage
         self._pieces = itertools.takewhile(lambda piece: piece[3] < limit_bytes, _pieces(files))
         self._lock = threading.Lock()
         self._threads = threads
@@ -44,7 +46,7 @@ class ReadAhead:
                     piece = next(self._pieces, None)
                 if piece is None:
                     return
-                self.stopped = self.stopped or shortage(self._keep_free)
+                self.stopped = self.stopped or self._short(self._keep_free)
                 done = _touch(sink, piece[0], piece[1], piece[2])
                 with self._lock:
                     self.bytes += done

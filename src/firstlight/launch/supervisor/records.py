@@ -11,6 +11,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 REMOVED = "(removed)"
+RESERVE = ".reserve"
+RESERVE_BYTES = 256 * 1024
 _SECRET_NAME = re.compile(r"(KEY|TOKEN|SECRET|PASSW|CREDENTIAL|AUTH|COOKIE|SESSION_ID)", re.I)
 _NOT_SECRET = re.compile(r"(TOKENIZERS?_|MAX_.*TOKENS|_KEYS?_FILE|SSH_AUTH_SOCK|XAUTHORITY|TOKEN_PATH|KEYRING)", re.I)
 _SECRET_OPTION = re.compile(r"^--?[\w-]*(api[-_]?key|token|secret|password)$", re.I)
@@ -37,8 +39,30 @@ def visible_arguments(argv: Sequence[str]) -> list[str]:
     return shown
 
 
+def keep_reserve(folder: str) -> None:
+    """A file that is given up when the disk is full, so that the last records can still be written."""
+    path = os.path.join(folder, RESERVE)
+    with contextlib.suppress(OSError):
+        if not os.path.exists(path):
+            with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600), "wb") as file:
+                file.write(b"\0" * RESERVE_BYTES)
+
+
+def give_up_reserve(folder: str) -> bool:
+    """True where there was one."""
+    try:
+        os.unlink(os.path.join(folder, RESERVE))
+    except OSError:
+        return False
+    return True
+
+
 def write_json(path: str, value: Any) -> bool:
     """Atomic; False where it could not be written: the supervisor goes on, a full disk must not end an engine."""
+    return _write_json(path, value) or (give_up_reserve(os.path.dirname(path)) and _write_json(path, value))
+
+
+def _write_json(path: str, value: Any) -> bool:
     temporary = f"{path}.{os.getpid()}.tmp"
     try:
         with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "w", encoding="utf-8") as file:

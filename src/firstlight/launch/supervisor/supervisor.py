@@ -21,7 +21,7 @@ from .logfile import EngineLog
 from .loop import Loop, Task
 from .members import Claim, members, remove_cgroup
 from .policy import RestartPolicy
-from .records import EventFile, visible_arguments, visible_environment, write_json
+from .records import EventFile, give_up_reserve, keep_reserve, visible_arguments, visible_environment, write_json
 
 VERSION = 1
 
@@ -76,6 +76,7 @@ class Supervisor:
     def serve(self) -> int:
         """Runs to the end of the run; returns the exit status: 0 stopped, 5 failed."""
         self.event("supervisor-started", {"pid": os.getpid(), "version": VERSION})
+        keep_reserve(self.folder)
         self.loop.start("keep", self.keeper.task())
         self._begin()
         self.loop.run()
@@ -145,7 +146,7 @@ class Supervisor:
             who = "; ".join(f"pid {pid}: {procfs.command(pid)}" for pid in holders) or "a process that cannot be seen from here"
             raise engines.StartError("port-in-use", f"port {port} is held by {who}")
         keep = self.options.get("on_supervisor_death") == "keep"
-        return engines.start(self.spec, run=self.run_id, runtime=self.runtime, keep_on_our_death=keep)
+        return engines.start(self.spec, run=self.run_id, folder=self.folder, runtime=self.runtime, keep_on_our_death=keep)
 
     def _adopt(self, ref: Mapping[str, Any]) -> engines.Engine:
         pid, ticks = int(ref["pid"]), int(ref["start_ticks"])
@@ -358,6 +359,7 @@ class Supervisor:
         for client in self._waiting:
             client.reply({"ok": True, **self.status()})
         self.keeper.remove_runtime()
+        give_up_reserve(self.folder)
         self.loop.stop()
 
     # requests

@@ -7,13 +7,18 @@ A key comes from $LLAMA_API_KEY or --api-key-file, never from the command line. 
 """
 
 import argparse
+import contextlib
+import json
 import os
 import signal
 import sys
+import time
+import urllib.request
 from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
+DRAIN_SECONDS = 3.0
 Setter = Callable[[Any, Any], None]
 
 
@@ -188,9 +193,35 @@ def main() -> int:
         print(f"error: llama.cpp did not start: {type(e).__name__}: {e}", file=sys.stderr)
         return 1
     number = wait_for_end()
-    print(f"ending on {signal.Signals(number).name}", file=sys.stderr, flush=True)
+    say(f"ending on {signal.Signals(number).name}")
+    if not drained(server.listening_address, options):
+        say(f"answers are still under way after {DRAIN_SECONDS:g} s: not waiting for them")
+        os._exit(0)  # the server's own end would wait for every one of them
     del server
     return 0
+
+
+def say(text: str) -> None:
+    """A line of log. Whoever read the log may be gone: that must not keep the process from ending."""
+    with contextlib.suppress(OSError):
+        os.write(2, text.encode() + b"\n")
+
+
+def drained(address: str, options: argparse.Namespace) -> bool:
+    """Waits until no slot is at work, DRAIN_SECONDS at most; False where some still are, or where the slots are hidden."""
+    keys = api_keys(options.api_key_file)
+    request = urllib.request.Request(f"{address}/slots", headers={"Authorization": f"Bearer {keys[0]}"} if keys else {})
+    until = time.monotonic() + DRAIN_SECONDS
+    while time.monotonic() < until:
+        try:
+            with urllib.request.urlopen(request, timeout=DRAIN_SECONDS) as answer:
+                slots = json.load(answer)
+        except (OSError, ValueError):
+            return False
+        if not any(slot.get("is_processing") for slot in slots):
+            return True
+        time.sleep(0.1)
+    return False
 
 
 if __name__ == "__main__":

@@ -1,0 +1,84 @@
+"""The fault matrix: what happens, how fast it is noticed, and what is lost.
+
+    python bench/faults.py [--engine fake|llamacpp|vllm] [--only TEXT] [--quick]
+
+FIRSTLIGHT_TEST_GGUF names the GGUF, FIRSTLIGHT_ENGINE_PYTHON the interpreter that has vLLM. Rows of engines that are not there are
+left out and said so. Writes bench/results/faults.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import time
+import traceback
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+import fault_cases_engines
+import fault_cases_fake
+from fault_kit import Case, Kit, Skip
+
+RESULT = Path(__file__).parent / "results" / "faults.json"
+
+
+def run_case(case: Case) -> dict[str, Any] | None:
+    """One row; None where this machine cannot make the fault."""
+    kit = Kit(os.environ.get("FIRSTLIGHT_TEST_GGUF"), os.environ.get("FIRSTLIGHT_ENGINE_PYTHON"), os.environ.get("FIRSTLIGHT_TEST_FOLDER"))
+    begun = time.monotonic()
+    noticed, outcome, wrong = None, "", False
+    try:
+        noticed, outcome = case.run(kit)
+    except Skip as e:
+        kit.finish()
+        print(f"  skipped   {case.engine:9} {case.fault}: {e}")
+        return None
+    except Exception as e:
+        wrong = True
+        outcome = f"NOT AS EXPECTED: {type(e).__name__}: {e}"
+        traceback.print_exc()
+    lost = kit.finish()
+    shown = "        " if noticed is None else f"{noticed:7.3f}s"
+    print(
+        f"{'x' if wrong or lost else '+'} {shown} {case.engine:9} {case.fault}: {outcome}{'; LOST ' + str(lost) if lost else ''}",
+        flush=True,
+    )
+    row = {"fault": case.fault, "engine": case.engine, "noticed_seconds": noticed and round(noticed, 4), "outcome": outcome, "lost": lost}
+    return {**row, "seconds": round(time.monotonic() - begun, 1), "as_expected": not wrong}
+
+
+def merged(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """These rows in the place of earlier ones of the same fault and engine."""
+    try:
+        before = json.loads(RESULT.read_text())["rows"]
+    except (OSError, ValueError, KeyError):
+        before = []
+    new = {(r["fault"], r["engine"]) for r in rows}
+    return [*(r for r in before if (r["fault"], r["engine"]) not in new), *rows]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--engine", choices=["fake", "llamacpp", "vllm"])
+    parser.add_argument("--only", default="", help="faults whose name has this text")
+    parser.add_argument("--fresh", action="store_true", help="forget earlier rows instead of replacing them one by one")
+    options = parser.parse_args()
+    cases = [*fault_cases_fake.CASES, *fault_cases_engines.CASES]
+    chosen = [c for c in cases if options.engine in (None, c.engine) and options.only in c.fault]
+    rows = [row for case in chosen if (row := run_case(case)) is not None]
+    everything = rows if options.fresh else merged(rows)
+    RESULT.parent.mkdir(exist_ok=True)
+    command = "python bench/faults.py" + "".join(f" {a}" for a in sys.argv[1:])
+    RESULT.write_text(json.dumps({"command": command, "rows": everything}, indent=1, ensure_ascii=False) + "\n")
+    bad = [r for r in rows if r["lost"] or not r["as_expected"]]
+    slow = [r for r in rows if (r["noticed_seconds"] or 0) > 0.5]
+    print(f"{len(rows)} faults, {len(bad)} wrong, {len(slow)} noticed later than 0.5 s; {RESULT.name} has {len(everything)}")
+    return 1 if bad else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
