@@ -5,9 +5,8 @@ from collections.abc import Sequence
 
 from firstlight.core.machine import Accelerator
 
-# Compute capability -> the first CUDA toolkit whose nvcc and libraries know it. Source: CUDA toolkit release notes.
-_TOOLKIT_FOR_SM = {75: (10, 0), 80: (11, 0), 86: (11, 1), 87: (11, 4), 89: (11, 8), 90: (11, 8), 100: (12, 8), 103: (12, 9)}
-_TOOLKIT_FOR_SM |= {110: (13, 0), 120: (12, 8), 121: (12, 9)}
+# Major compute capability -> the first CUDA toolkit that makes code for it; code for x.0 runs on x.y. Source: CUDA's release notes.
+_TOOLKIT_FOR_MAJOR = {7: (10, 0), 8: (11, 0), 9: (11, 8), 10: (12, 8), 11: (13, 0), 12: (12, 8)}
 
 # CUDA major -> the oldest driver that runs every toolkit of it (minor version compatibility). Source: CUDA compatibility guide.
 _DRIVER_FOR_MAJOR = {11: (450, 80), 12: (525, 60), 13: (580, 65)}
@@ -38,7 +37,7 @@ def _named(gpus: Sequence[Accelerator], word: str) -> Accelerator | None:
 
 def toolkit_for(sm: int) -> tuple[int, int] | None:
     """The first CUDA toolkit for a compute capability; None: not in the table."""
-    return _TOOLKIT_FOR_SM.get(sm)
+    return _TOOLKIT_FOR_MAJOR.get(sm // 10)
 
 
 def driver_for(cuda: str) -> tuple[int, int] | None:

@@ -170,7 +170,7 @@ def _on_cpu(context: Context, dtype: str) -> Finding | None:
     return blocker(
         CODE,
         f"{context.named} on CPU has no MLA attention for a KV cache in {dtype}: it becomes ready and dies on the first request",
-        evidence=[_said_by(context, dtype), "device: cpu, attention: MLA"],
+        evidence=[_said_by(context, dtype), "device: cpu, attention: MLA", "measured on vLLM 0.32.0"],
         note=_note(context, dtype),
         hint="; or ".join(cures),
     )

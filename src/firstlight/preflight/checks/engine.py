@@ -7,7 +7,7 @@ from firstlight.catalog import vocabulary
 from firstlight.catalog.backends import release_for, table
 from firstlight.core.findings import Finding
 from firstlight.engines.registry import find_adapter
-from firstlight.preflight.check import Check, blocker, remark
+from firstlight.preflight.check import Check, blocker, remark, warning
 from firstlight.preflight.context import Context
 from firstlight.preflight.cuda import numbers
 
@@ -78,7 +78,9 @@ def flags(context: Context) -> Iterator[Finding]:
             if near and not first
             else "drop it" + (f", or use a release that has it: vllm@{first}" if first else "")
         )
-        yield blocker("flag-unknown", f"{context.named} has no flag {flag}", evidence=evidence, hint=hint)
+        exact = release_for(context.version) == context.version
+        tell, judged = (blocker, []) if exact else (warning, [f"judged as {release_for(context.version)}"])
+        yield tell("flag-unknown", f"{context.named} has no flag {flag}", evidence=[*evidence, *judged], hint=hint)
 
 
 def _is_known(flag: str, known: set[str]) -> bool:

@@ -22,7 +22,8 @@ def driver(context: Context) -> Iterator[Finding]:
     if not cuda or not have or oldest is None:
         return
     evidence = [f"driver {have}, which runs CUDA up to {newest or 'unknown'}", f"the engine's torch is built for CUDA {cuda}"]
-    if numbers(have)[:2] < oldest:
+    runs_it = newest is not None and numbers(newest)[:1] >= numbers(cuda)[:1]  # as with a compatibility package
+    if numbers(have)[:2] < oldest and not runs_it:
         yield blocker(
             "cuda-driver-too-old",
             f"the driver is too old for CUDA {cuda}",

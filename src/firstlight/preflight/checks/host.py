@@ -11,7 +11,7 @@ from firstlight.preflight.context import Context
 
 SHM_DOCKER_DEFAULT = 64 * MIB
 SHM_COMFORTABLE = GIB
-NOFILE_COMFORTABLE = 65535
+NOFILE_COMFORTABLE, NOFILE_FEW = 65535, 8192  # what vLLM raises its own limit to; below, servers of many streams fail
 SLOW_LOAD_SECONDS = 300.0
 NETWORK = (
     "nfs",
@@ -37,11 +37,11 @@ def compilers(context: Context) -> Iterator[Finding]:
     tools = context.machine.tools
     if context.engine != "vllm" or context.device != "cuda" or context.machine.imagined or not tools:
         return
-    if not any(tools.get(name) for name in ("gcc", "cc")):
+    if not any(tools.get(name) for name in ("gcc", "clang")) and "CC" not in context.variables:
         yield blocker(
             "torch-compile-host-toolchain",
             "no C compiler: Triton cannot build its launchers, with or without --enforce-eager",
-            evidence=["gcc: not on PATH", "cc: not on PATH"],
+            evidence=["gcc: not on PATH", "clang: not on PATH", "CC: not set"],
             hint="`apt-get install gcc python3-dev` (or the distribution's equivalent), or CC=/path/to/a/compiler",
         )
     absent = [name for name in ("nvcc", "ninja") if not tools.get(name)]
@@ -80,7 +80,7 @@ def limits(context: Context) -> Iterator[Finding]:
     limits = context.machine.limits
     soft, hard = limits.get("nofile"), limits.get("nofile_hard")
     if "nofile_hard" in limits and hard is not None and hard < NOFILE_COMFORTABLE and context.engine == "vllm":
-        yield warning(
+        yield (warning if hard < NOFILE_FEW else remark)(
             "ulimit-nofile",
             f"at most {hard:,} files can be open: every stream and shard takes one",
             evidence=[f"open files: soft {soft:,}, hard {hard:,}" if soft is not None else f"open files: hard {hard:,}"],
@@ -216,13 +216,13 @@ def memory(context: Context) -> Iterator[Finding]:
 
 
 def small_cgroup(context: Context) -> Iterator[Finding]:
-    """A container's limit that an engine's own start does not fit in, whatever the model."""
+    """A container's limit that an engine's own start may not fit in, whatever the model. The bound is a rule of thumb, not a figure."""
     assert context.machine is not None
     limit = context.machine.cgroup_memory_limit_bytes
     if limit is not None and context.engine == "vllm" and limit < 2 * GIB + 3 * GIB * context.world_size:
         yield warning(
             "cgroup-memory-tight",
-            f"this container may use {gib(limit)} of host memory; each worker takes about 3 GiB before any weight",
+            f"this container may use {gib(limit)} of host memory, and each worker takes gigabytes before any weight",
             evidence=[f"memory limit {gib(limit)}, workers {context.world_size}"],
             hint="a higher --memory on the container, or MemoryMax= in the unit",
         )

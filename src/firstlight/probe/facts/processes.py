@@ -26,7 +26,7 @@ _SCRIPT = (
     ' echo "stat $(sed "s/.*) //" "/proc/$p/stat" 2>/dev/null)";'
     " echo \"cmd $(tr '\\0\\n' '  ' <\"/proc/$p/cmdline\" 2>/dev/null | cut -c 1-500)\";"
     " sed 's/^/cgroup /' \"/proc/$p/cgroup\" 2>/dev/null;"
-    " tr '\\0' '\\n' <\"/proc/$p/environ\" 2>/dev/null | sed -n 's/^FIRSTLIGHT_RUN[A-Z_]*=/run /p' | head -n 1; done; true"
+    " tr '\\0' '\\n' <\"/proc/$p/environ\" 2>/dev/null | sed -n 's/^FIRSTLIGHT_RUN=/run /p' | head -n 1; done; true"
 )
 
 

@@ -6,7 +6,7 @@ from msgspec import Struct
 
 from firstlight.probe.fact import shell
 
-TOOLS = ("python3", "gcc", "g++", "cc", "ninja", "cmake", "git", "curl", "docker", "podman", "systemctl", "rsync", "uv", "numactl")
+TOOLS = ("python3", "gcc", "clang", "g++", "cc", "ninja", "cmake", "git", "curl", "docker", "podman", "systemctl", "rsync", "uv", "numactl")
 
 
 class Tools(Struct, frozen=True):
