@@ -16,8 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from firstlight.app.places import cache_folder
-from firstlight.ask.inside import run_inside
-from firstlight.ask.wheels import engine_source, read_contents
+from firstlight.ask.indexes import required_names
+from firstlight.ask.inside import run_inside, scripts
+from firstlight.ask.wheels import WheelContents, engine_source, read_contents
+from firstlight.core.ids import digest
 from firstlight.probe.local import LocalHost
 
 VERSION = "1"
@@ -52,14 +54,16 @@ Cells = dict[tuple[str, str, int], dict[str, str]]
 def main() -> int:
     args = arguments()
     cells: Cells = defaultdict(dict)
+    late: dict[str, list[dict[str, Any]]] = {}
     releases = []
     for version in args.versions or RELEASES:
         answer, release = ask_release(version, args)
         releases.append(release)
         for cell in answer["cells"]:
             cells[cell["layer"], cell["kv_cache_dtype"], cell["sm"]][version] = cell["chosen"] or "-"
+        late[version] = [{**row, "backend": cells["gqa128", row["kv_cache_dtype"], row["sm"]][version]} for row in answer["late"]]
         print(f"{version}: {len(answer['cells'])} cells in {answer['seconds']} s", file=sys.stderr)
-    made = document(releases, pack(cells, [r["version"] for r in releases]), json.loads(TARGET.read_text()) if TARGET.exists() else {})
+    made = document(releases, cells, late_rows(late))
     if not args.check:
         TARGET.write_text(text(made))
         return 0
@@ -76,16 +80,40 @@ def arguments() -> argparse.Namespace:
 
 
 def ask_release(version: str, args: argparse.Namespace) -> tuple[dict[str, Any], dict[str, Any]]:
-    host = LocalHost()
-    source = engine_source(host, args.python, f"vllm=={version}", f"{args.cache}/wheels")
+    """(both sweeps' cells with what the release calls its KV cache dtypes, the release's entry). Answers are kept beside the wheels."""
+    source = engine_source(LocalHost(), args.python, f"vllm=={version}", f"{args.cache}/wheels")
     contents = read_contents(source)
-    gpu = {"sm": 90, "count": 8, "memory": 96 << 30, "name": "GPU"}
-    request = {"do": "sweep", "source": source, "extensions": contents.extensions, "gpu": gpu}
-    answer = run_inside(host, args.python, request, cache=args.cache, timeout=180)
-    if answer.get("error") or answer.get("problems"):
-        raise SystemExit(f"{version}: {answer.get('error') or answer['problems'][:5]}")
+    asking = digest(sorted((name, digest(data)) for name, data in scripts("vllm", "asking").items()))
+    kept = Path(args.cache, "sweeps", f"{version}-{asking}.json")
+    if args.check or not kept.exists():
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        kept.write_text(json.dumps(sweep(version, source, contents, args)))
+    answer = json.loads(kept.read_text())
     release = {"version": version, "built": contents.built, "sha256": contents.sha256, "kv_cache_dtypes": answer["kv_cache_dtypes"]}
     return answer, release
+
+
+def sweep(version: str, source: str, contents: WheelContents, args: argparse.Namespace) -> dict[str, Any]:
+    found: dict[str, Any] = {"cells": [], "seconds": 0.0}
+    for do, timeout in (("sweep", 300), ("kernels", 900)):
+        request = {
+            "do": do,
+            "source": source,
+            "extensions": contents.extensions,
+            "required": required_names(contents.requires),
+            "gpu": {"sm": 90, "count": 8, "memory": 96 << 30, "name": "GPU"},
+            "cache_root": f"{args.cache}/engine-notes/{version}",
+        }
+        answer = run_inside(LocalHost(), args.python, request, cache=args.cache, timeout=timeout)
+        if answer.get("error"):
+            raise SystemExit(f"{version}: {answer['error']}")
+        for problem in answer.get("problems", []):
+            print(f"{version}: not answered: {problem}", file=sys.stderr)
+        found["cells"] += [{"kv_cache_dtype": "any", **cell} for cell in answer["cells"]]
+        found["seconds"] = round(found["seconds"] + answer["seconds"], 1)
+        found["kv_cache_dtypes"] = answer.get("kv_cache_dtypes") or found.get("kv_cache_dtypes")
+        found["late"] = answer.get("late") or found.get("late", [])
+    return found
 
 
 def pack(cells: Cells, versions: list[str]) -> list[dict[str, str]]:
@@ -114,23 +142,43 @@ def history(chosen: dict[str, str], versions: list[str]) -> str:
     return " ".join(out)
 
 
-def document(releases: list[dict[str, Any]], rows: list[dict[str, str]], before: dict[str, Any]) -> dict[str, Any]:
+def late_rows(late: dict[str, list[dict[str, Any]]]) -> list[dict[str, Any]]:
+    """Refusals after the selector, joined over GPU generations and then over releases."""
+    by_sm: dict[tuple[str, str, str, str], list[int]] = defaultdict(list)
+    for version, found in late.items():
+        for row in found:
+            if row["backend"] != "-":
+                by_sm[row["backend"], row["kv_cache_dtype"], row["raises"], version].append(row["sm"])
+    rows: dict[tuple[str, str, str, tuple[int, ...]], list[str]] = defaultdict(list)
+    for (backend, dtype, raises, version), sms in by_sm.items():
+        rows[backend, dtype, raises, tuple(sorted(sms))].append(version)
+    return [
+        {"backend": b, "kv_cache_dtype": d, "sms": list(sms), "releases": versions, "raises": raises}
+        for (b, d, raises, sms), versions in rows.items()
+    ]
+
+
+def document(releases: list[dict[str, Any]], cells: Cells, late: list[dict[str, Any]]) -> dict[str, Any]:
+    versions = [r["version"] for r in releases]
+    attention = {k: v for k, v in cells.items() if k[1] != "any"}
     return {
         "generator": f"tools/generate_backends.py {VERSION}",
         "generated": datetime.datetime.now(datetime.UTC).date().isoformat(),
         "source": SOURCE,
         "releases": releases,
-        "rows": rows,
-        "late": before.get("late", []),
+        "rows": pack(attention, versions),
+        "late": late,
+        "kernel_sms": sorted({k[2] for k in cells if k[1] == "any"}),
+        "kernels": pack({k: v for k, v in cells.items() if k[1] == "any"}, versions),
     }
 
 
 def text(made: dict[str, Any]) -> str:
     """JSON with one row a line, so that a diff of the file is a diff of the table."""
-    head = {k: v for k, v in made.items() if not isinstance(v, list)}
+    head = {k: v for k, v in made.items() if not isinstance(v, list) or k == "kernel_sms"}
     parts = [json.dumps(head, indent=1)[:-2]]
     for key, value in made.items():
-        if isinstance(value, list):
+        if isinstance(value, list) and key != "kernel_sms":
             lines = ",\n".join("  " + json.dumps(row) for row in value)
             parts.append(f' "{key}": [\n{lines}\n ]' if value else f' "{key}": []')
     return ",\n".join(parts) + "\n}\n"
@@ -140,8 +188,8 @@ def compare(made: dict[str, Any], kept: dict[str, Any]) -> int:
     differ = [key for key in made if key not in ("generated",) and made[key] != kept.get(key)]
     for key in differ:
         print(f"{key} differs", file=sys.stderr)
-    for row in made["rows"]:
-        if row not in kept.get("rows", []):
+    for row in made["rows"] + made["kernels"]:
+        if row not in kept.get("rows", []) + kept.get("kernels", []):
             print(f"  new or changed: {json.dumps(row)}", file=sys.stderr)
     return 1 if differ else 0
 

@@ -50,7 +50,8 @@ def engine_source(host: Host, python: str, requirement: str, cache: str, *, on_s
     folder = Path(cache, f"{found.name}-{found.version}")
     if not (folder / CONTENTS).is_file():
         on_step(f"reading the Python files of {found.name} {found.version}")
-        _unpack(_open(host, python, found), found, folder)
+        with _open(host, python, found) as file:
+            _unpack(file, found, folder)
     return str(folder)
 
 
@@ -61,8 +62,8 @@ def read_contents(folder: str) -> WheelContents:
 class Ranges(RawIOBase):
     """A remote or local file that is read in ranges and remembers what it has read; `fetch` gets (start, end) of it."""
 
-    def __init__(self, size: int, fetch: Callable[[int, int], bytes]) -> None:
-        self.size, self.bytes_read = size, 0
+    def __init__(self, size: int, fetch: Callable[[int, int], bytes], release: Callable[[], None]) -> None:
+        self.size, self.bytes_read, self._release = size, 0, release
         self._fetch, self._at, self._have = fetch, 0, dict[int, bytes]()
 
     def prefetch(self, ranges: Sequence[Range]) -> None:
@@ -72,6 +73,11 @@ class Ranges(RawIOBase):
     def _get(self, start: int, end: int) -> bytes:
         self.bytes_read += end - start
         return self._fetch(start, end)
+
+    def close(self) -> None:
+        if not self.closed:
+            self._release()
+        super().close()
 
     def seekable(self) -> bool:
         return True
@@ -121,7 +127,11 @@ def _open(host: Host, python: str, found: Distribution) -> Ranges:
 
 def _remote(url: str) -> Ranges:
     client = httpx2.Client(follow_redirects=True, timeout=60, verify=_context())
-    size = _size(client, url)
+    try:
+        size = _size(client, url)
+    except BaseException:
+        client.close()
+        raise
 
     def fetch(start: int, end: int) -> bytes:
         answer = client.get(url, headers={"Range": f"bytes={start}-{end - 1}"})
@@ -130,7 +140,7 @@ def _remote(url: str) -> Ranges:
             raise httpx2.RequestError("the server does not answer in ranges", request=answer.request)
         return answer.content
 
-    return Ranges(size, fetch)
+    return Ranges(size, fetch, client.close)
 
 
 def _size(client: httpx2.Client, url: str) -> int:
@@ -149,7 +159,7 @@ def _context() -> ssl.SSLContext:
 
 def _local(path: Path) -> Ranges:
     data = path.open("rb")
-    return Ranges(path.stat().st_size, lambda start, end: os.pread(data.fileno(), end - start, start))
+    return Ranges(path.stat().st_size, lambda start, end: os.pread(data.fileno(), end - start, start), data.close)
 
 
 def _downloaded(host: Host, python: str, found: Distribution) -> Ranges:

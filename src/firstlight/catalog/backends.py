@@ -17,6 +17,7 @@ from firstlight.core.checkpoint import Checkpoint
 
 NO_BACKEND = "-"
 NOT_A_VALUE = "?"
+ANY = "any"
 
 
 class Choice(Struct, frozen=True, kw_only=True):
@@ -45,7 +46,7 @@ class Release(Struct, frozen=True, kw_only=True):
 
 
 class Late(Struct, frozen=True, kw_only=True):
-    """Passes the selector and dies in the constructor. sms: where; releases: first and last with it; raises: the engine's text."""
+    """Passes the selector and dies in the constructor. sms, releases: where; raises: the engine's text."""
 
     backend: str
     kv_cache_dtype: str
@@ -71,6 +72,7 @@ class Table(Struct, frozen=True, kw_only=True):
     rows: list[Row]
     late: list[Late] = []
     kernels: list[Row] = []
+    kernel_sms: list[int] = []
 
 
 def lookup(version: str | None, sm: int, layer: str, kv_cache_dtype: str = "auto") -> Choice | None:
@@ -78,12 +80,14 @@ def lookup(version: str | None, sm: int, layer: str, kv_cache_dtype: str = "auto
 
     A release that is not in the table is answered by its own minor version's last patch; one newer than all by the newest.
     """
-    release, row_sm = release_for(version), _sm_in_table(sm)
+    release, row_sm = release_for(version), _sm_in_table(sm, layer)
     if release is None or row_sm is None:
         return None
+    if is_kernel(layer):
+        kv_cache_dtype = ANY
     found = _cells().get((release, row_sm, layer, kv_cache_dtype))
     if found is None:
-        known = (release, row_sm, layer, "auto") in _cells()
+        known = not is_kernel(layer) and (release, row_sm, layer, "auto") in _cells()
         missing = Choice(layer=layer, kv_cache_dtype=kv_cache_dtype, sm=sm, release=release, chosen=None, known_dtype=False)
         return missing if known else None
     late = _late(release, row_sm, found, kv_cache_dtype)
@@ -105,8 +109,8 @@ def first_release_with(sm: int, layer: str, kv_cache_dtype: str, *, after: str |
 
 def rows(version: str, sm: int) -> list[Choice]:
     """Every cell of one release on one GPU generation, in the table's order; empty when the table does not know them."""
-    release, row_sm = release_for(version), _sm_in_table(sm)
-    names = [(layer, dtype) for r, s, layer, dtype in _cells() if r == release and s == row_sm]
+    release = release_for(version)
+    names = [(layer, dtype) for r, s, layer, dtype in _cells() if r == release and s == _sm_in_table(sm, layer)]
     return [choice for layer, dtype in names if (choice := lookup(version, sm, layer, dtype)) is not None]
 
 
@@ -132,7 +136,7 @@ def table() -> Table:
 @cache
 def _cells() -> dict[tuple[str, int, str, str], str]:
     """(release, sm, layer, dtype) -> backend or NO_BACKEND, in the order: release, sm, layer, dtype as the engine lists them."""
-    return _expand(table().rows)
+    return _expand(table().rows) | _expand(table().kernels)
 
 
 def _expand(packed: Sequence[Row]) -> dict[tuple[str, int, str, str], str]:
@@ -163,18 +167,30 @@ def _history(text: str, versions: list[str]) -> dict[str, str]:
 
 
 def _late(release: str, sm: int, backend: str, kv_cache_dtype: str) -> str | None:
+    asked = _nearest(sm, table().kernel_sms)
     for late in table().late:
-        inside = version_key(late.releases[0]) <= version_key(release) <= version_key(late.releases[-1])
-        if inside and late.backend == backend and late.kv_cache_dtype == kv_cache_dtype and sm in late.sms:
+        if release in late.releases and late.backend == backend and late.kv_cache_dtype == kv_cache_dtype and asked in late.sms:
             return late.raises
     return None
 
 
-def _sm_in_table(sm: int) -> int | None:
+def _sm_in_table(sm: int, layer: str) -> int | None:
+    return _nearest(sm, table().kernel_sms if is_kernel(layer) else _attention_sms())
+
+
+@cache
+def _attention_sms() -> list[int]:
+    return sorted({int(s) for row in table().rows for s in row.sms.split()})
+
+
+def _nearest(sm: int, known: Sequence[int]) -> int | None:
     """SM 8.7 decides as 8.6 does: the highest one of its own generation that is not above it."""
-    known = {int(s) for row in table().rows for s in row.sms.split()}
-    below = [s for s in known if s <= sm and s // 10 == sm // 10]
-    return max(below) if below else None
+    return max((s for s in known if s <= sm and s // 10 == sm // 10), default=None)
+
+
+def is_kernel(layer: str) -> bool:
+    """MoE and linear kernels (`moe-nvfp4`, `linear-fp8-block`) do not depend on the KV cache dtype."""
+    return layer.startswith(("moe-", "linear-"))
 
 
 def version_key(version: str) -> tuple[int, ...]:

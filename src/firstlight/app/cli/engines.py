@@ -9,7 +9,7 @@ import click
 
 from firstlight.app.consent import Consent
 from firstlight.app.output import console, emit, emit_rows, glyphs, output_option, say
-from firstlight.app.places import data_folder
+from firstlight.app.places import cache_folder, data_folder
 from firstlight.core.machine import EngineInstall
 from firstlight.core.units import format_seconds
 
@@ -177,4 +177,22 @@ def diff(before: str, after: str, gpu: str, show_all: bool, output: str) -> int:
 
     rows = changes(before, after, gpu, show_all)
     emit_rows("Change", rows, output, lambda: show_changes(rows, before, after))
+    return 0
+
+
+@command.command()
+@click.argument("releases", nargs=-1, required=True, metavar="vllm@VERSION...")
+@click.option("--python", "python", default=None, help="The Python whose pip is asked.  [default: the one that runs firstlight]")
+def source(releases: tuple[str, ...], python: str | None) -> int:
+    """Fetches the Python files of releases (5 to 14 MB each), so that `ask` needs no network for them later."""
+    from firstlight.ask.environments import parse_engine
+    from firstlight.ask.wheels import engine_source, read_contents
+    from firstlight.probe.hosts import open_host
+
+    for text in releases:
+        ref = parse_engine(text)
+        requirement = f"{ref.name}=={ref.version}" if ref.version else ref.name
+        folder = engine_source(open_host("local"), python or sys.executable, requirement, str(cache_folder() / "ask/wheels"), on_step=say)
+        contents = read_contents(folder)
+        click.echo(f"{glyphs().ok} {contents.name} {contents.version}, built {contents.built}: {contents.files} files, {folder}")
     return 0

@@ -67,7 +67,7 @@ def blocks(config: Any, found: list[dict[str, Any]], available: list[int]) -> di
     {num_gpu_blocks, kv_tokens, max_concurrency, max_model_len, groups}. kv_tokens: max_concurrency x max_model_len, as the
     engine prints it from 0.20 on.
     """
-    _settle_layout(config, found)
+    settle_layout(config, found)
     plan = _find("get_kv_cache_configs", "vllm.v1.core.kv_cache_planning", "vllm.v1.core.kv_cache_utils")
     groups_of = _find("get_global_kv_cache_groups", "vllm.v1.core.kv_cache_planning", "vllm.v1.core.kv_cache_utils")
     more = accepted(plan, global_kv_cache_groups=None) if groups_of is not None else {}
@@ -98,7 +98,7 @@ def _concurrency(config: Any, cache_config: Any) -> float | None:
     return None
 
 
-def _settle_layout(config: Any, found: list[dict[str, Any]]) -> None:
+def settle_layout(config: Any, found: list[dict[str, Any]]) -> None:
     """From 0.30 on the layout of the whole model is settled before the blocks are counted."""
     resolve = _find("resolve_kv_cache_layout", "vllm.v1.attention.backends.utils")
     if resolve is None or getattr(config.cache_config, "kv_cache_layout", None) is not None:

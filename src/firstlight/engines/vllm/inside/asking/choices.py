@@ -85,20 +85,29 @@ def kernels(model: Any) -> list[dict[str, Any]]:
 
 
 def kernel_of(method: Any) -> str | None:
-    """The kernel that a quantization method has picked: releases keep it as an enum, a kernel object or a class."""
+    """The kernel that a quantization method has picked: releases keep it as an enum, a kernel object, a class or a flag."""
     held = {name: value for name, value in vars(method).items() if value is not None}
+    if held.get("use_marlin") is True:
+        return "MARLIN"
     for name, value in held.items():
         if isinstance(value, enum.Enum) and re.search("backend|kernel", name, re.I):
             return str(value.name)
     for name, value in held.items():
-        if re.search("kernel|fp8_linear|experts_cls", name, re.I):
-            kind = value if isinstance(value, type) else type(value)
-            if re.search("Kernel|Experts|Linear", kind.__name__):
-                return kind.__name__
+        if re.search("kernel|fp8_linear|experts_cls|block_fp8", name, re.I) and (found := _named(value)):
+            return found
     for name, value in held.items():
         if re.search("backend", name, re.I) and isinstance(value, str):
             return value
-    if any(name.startswith("use_marlin") and value is True for name, value in held.items()):
-        return "MARLIN"
     inner = next((v for n, v in held.items() if n in ("moe_quant_method", "scheme", "base_quant_method")), None)
     return kernel_of(inner) if inner is not None else None
+
+
+def _named(value: Any) -> str | None:
+    """A kernel object by its class; a dispatcher by the function that it dispatches to (`_run_cutlass` -> `CUTLASS`)."""
+    if getattr(value, "is_deep_gemm_supported", False) is True:
+        return "DEEP_GEMM"
+    run = getattr(value, "w8a8_blockscale_op", None)
+    if callable(run):
+        return str(getattr(run, "__name__", type(run).__name__)).removeprefix("_run_").upper()
+    kind = value if isinstance(value, type) else type(value)
+    return kind.__name__ if re.search("Kernel|Experts|Linear", kind.__name__) else None

@@ -70,6 +70,11 @@ def answer_to(request: dict[str, Any], answer: dict[str, Any]) -> None:
         answer["phase"] = "sweep"
         answer["cells"], answer["problems"] = sweep.attention_cells(platform)
         answer["kv_cache_dtypes"] = sweep.cache_dtypes()
+    elif request["do"] == "kernels":
+        from . import kernels
+
+        answer["phase"] = "kernels"
+        answer["cells"], answer["late"], answer["problems"] = kernels.kernel_cells()
 
 
 def prepare(request: dict[str, Any]) -> Any:

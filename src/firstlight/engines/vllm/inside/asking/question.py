@@ -6,7 +6,7 @@ import importlib
 import time
 from typing import Any
 
-from . import additions, cache, choices, memory, rank, settings
+from . import additions, cache, choices, late, memory, rank, settings
 
 
 def ask(request: dict[str, Any], platform: Any, answer: dict[str, Any]) -> None:
@@ -61,5 +61,6 @@ def _rank(config: Any, number: int, platform: Any, watch: choices.Watch, answer:
         layers = cache.specs(config)
         one["kv"] = cache.summary(layers)
         if layers:
-            cache._settle_layout(config, [layers])
+            cache.settle_layout(config, [layers])
+            one["late_refusal"] = late.refusal(config, layers)
     return one, layers
