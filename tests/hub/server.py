@@ -4,6 +4,7 @@ As a thread (`with Hub(folder) as hub`) or as a process (`python tests/hub/serve
 Layout of FOLDER: `org/name/REVISION/files…`; `main` is a name for the newest revision until `move` says otherwise.
 """
 
+import contextlib
 import hashlib
 import json
 import os
@@ -323,6 +324,18 @@ class Server(ThreadingHTTPServer):
     request_queue_size = 256
     hub: "Hub"
 
+    def __init__(self, *args: Any) -> None:
+        self.connections: set[socket.socket] = set()
+        super().__init__(*args)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        self.connections.add(request)
+        super().process_request(request, client_address)
+
+    def shutdown_request(self, request: Any) -> None:
+        self.connections.discard(request)
+        super().shutdown_request(request)
+
     def handle_error(self, request: Any, client_address: Any) -> None:
         """A client that went away (or was killed) is no news."""
 
@@ -348,6 +361,12 @@ class Hub:
     def __exit__(self, *_: object) -> None:
         self.server.shutdown()
         self.server.server_close()
+
+    def drop_all(self) -> None:
+        """Cuts every connection, as a network that goes away does."""
+        for connection in list(self.server.connections):
+            with contextlib.suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
 
     def commit(self, repo: str, revision: str) -> str | None:
         folder = self.folder / repo

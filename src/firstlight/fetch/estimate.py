@@ -14,8 +14,9 @@ from firstlight.fetch.archive import present
 from firstlight.fetch.meter import expected_seconds, place_key
 from firstlight.fetch.options import Options
 from firstlight.fetch.prepare import Work, bytes_in_part, cache_root, prepare
+from firstlight.fetch.room import room_findings
 from firstlight.fetch.source import Changed, RemoteFile, Retry
-from firstlight.fetch.space import read_space, space_findings
+from firstlight.fetch.space import read_space
 from firstlight.fetch.transfer import FIRST_CONNECTIONS
 from firstlight.fetch.wire import Wire
 
@@ -57,7 +58,7 @@ def _estimate(work: Work, options: Options, env: Mapping[str, str], wire: Wire) 
         gated=listing.gated,
         space=space,
         expected_seconds=_expected(work, missing, left, cache, wire, env),
-        findings=[*work.findings, *space_findings(space, (left or 0) + unpacked), *_unverified(work, missing)],
+        findings=[*work.findings, *room_findings(space, (left or 0) + unpacked, env, cache, work.target.base), *_unverified(work, missing)],
     )
 
 

@@ -19,8 +19,9 @@ from firstlight.fetch.meter import Meter, eta_seconds, place_key, remember_rate
 from firstlight.fetch.offline import shards_of
 from firstlight.fetch.options import Options
 from firstlight.fetch.prepare import Work, bytes_in_part, cache_root, prepare
+from firstlight.fetch.room import room_findings
 from firstlight.fetch.source import Changed, RemoteFile
-from firstlight.fetch.space import read_space, space_findings
+from firstlight.fetch.space import read_space
 from firstlight.fetch.target import is_here
 from firstlight.fetch.transfer import Landed, Opener, Transfer
 from firstlight.fetch.wire import Wire
@@ -143,7 +144,7 @@ class Session:
     def _check_space(self, work: Work, missing: list[RemoteFile]) -> None:
         needed = sum((f.size or 0) - bytes_in_part(work.target, f) for f in missing)
         needed += (work.listing.archive.size or 0) if work.listing.archive else 0
-        found = space_findings(read_space(work.target.base), needed)
+        found = room_findings(read_space(work.target.base), needed, self.env, self._cache(), work.target.base)
         self._findings += [f for f in found if f.severity is not Severity.BLOCKER]
         for finding in blockers(found):
             raise HostError(

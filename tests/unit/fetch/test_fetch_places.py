@@ -134,9 +134,14 @@ def test_a_model_that_does_not_fit_is_refused_before_the_first_byte(hub: Hub, en
 
     monkeypatch.setattr("firstlight.fetch.session.read_space", lambda path: Space(path="/full", filesystem="ext4", available_bytes=1000))
     bodies = hub.counts.bodies
+    old = Path(env["HF_HOME"]) / "hub" / "models--org--old" / "blobs" / "x"
+    old.parent.mkdir(parents=True)
+    old.write_bytes(b"x" * 5_000_000)
+    monkeypatch.setattr("firstlight.fetch.room._same_disk", lambda model, space: True)
     with pytest.raises(HostError) as e:
         get(env, REPO)
     assert (e.value.code, e.value.exit_code) == ("no-space", 4)
+    assert any(line.startswith("could go: org/old, 4.77 MiB, last used ") for line in e.value.evidence)
     assert hub.counts.bodies == bodies
 
 

@@ -15,7 +15,9 @@ from firstlight.fetch.job import FileJob, tile
 from firstlight.fetch.journal import Journal, merge, read_ranges
 from firstlight.fetch.limit import backoff_seconds
 from firstlight.fetch.meter import expected_seconds, remember_rate
+from firstlight.fetch.models import CachedModel
 from firstlight.fetch.pip import read_config
+from firstlight.fetch.room import proposals
 from firstlight.fetch.select import quantization, select
 from firstlight.fetch.source import RemoteFile, safe_name
 from firstlight.fetch.sources.hub import split_ref
@@ -187,6 +189,18 @@ class TestSpace:
 
     def test_unknown_space_is_not_a_blocker(self) -> None:
         assert space_findings(Space(path="/x"), 1 << 40) == []
+
+
+def test_proposals_are_the_longest_unused_until_there_is_room() -> None:
+    models = [
+        CachedModel(name=n, place="hub", path=n, bytes=b << 30, last_used=u)
+        for n, b, u in (("a", 400, 50.0), ("b", 10, 10.0), ("c", 5, 99.0))
+    ]
+    assert proposals(models, 100 << 30, 100.0) == [
+        "could go: b, 10.00 GiB, last used 90 s ago",
+        "could go: a, 400.00 GiB, last used 50 s ago",
+    ]
+    assert proposals(models, 0, 100.0) == []
 
 
 class TestPip:
