@@ -10,6 +10,7 @@ from check_models import checkpoint
 from recorded_host import recorded_machine
 
 from firstlight.catalog.gpus import imagine
+from firstlight.core.answer import EngineAnswer
 from firstlight.core.intent import Intent
 from firstlight.core.machine import EngineInstall, Machine
 from firstlight.core.plan import Candidate, EngineRef, JsonPatch, OverlaySpec
@@ -38,6 +39,7 @@ KEYS = {
     "variables",
     "expect",
     "absent",
+    "answer",
     "hint",
     "hint_lacks",
     "evidence",
@@ -75,6 +77,7 @@ def context_of(case: dict[str, Any]) -> Context:
         intent=msgspec.convert(intent, Intent),
         candidate=candidate,
         install=EngineInstall(engine=name, **install) if wanted else None,
+        answer=msgspec.convert({"engine": name, **case["answer"]}, EngineAnswer) if "answer" in case else None,
     )
 
 

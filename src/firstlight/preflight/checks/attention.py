@@ -43,9 +43,18 @@ def backend(context: Context) -> Iterator[Finding]:
     """One finding for the first kind of layer that has no kernel on one of the GPUs; a warning where the plan has cured it."""
     wished, planned = wished_dtype(context), kv_cache_dtype(context)
     refused = _refusal(context, wished)
-    if refused is not None:
-        cured = planned != wished and _refusal(context, planned) is None
-        yield _as_cured(refused, context) if cured else refused
+    works = _engine_chose(context) or _refusal(context, planned) is None
+    if refused is not None and planned != wished and works:
+        yield _as_cured(refused, context)
+    elif refused is not None and not _engine_chose(context):
+        yield refused
+
+
+def _engine_chose(context: Context) -> bool:
+    """The engine itself, asked with the plan's flags, picked an attention backend: its word counts more than the table's."""
+    answer = context.answer
+    attention = [b for b in answer.backends if b.layer.startswith(("gqa", "mla", "sparse", "attention"))] if answer else []
+    return answer is not None and answer.refusal is None and bool(attention) and all(b.chosen for b in attention)
 
 
 def _refusal(context: Context, dtype: str) -> Finding | None:

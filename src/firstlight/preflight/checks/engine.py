@@ -90,9 +90,25 @@ def _is_known(flag: str, known: set[str]) -> bool:
     return spelled in known or plain in known or spelled in ("--help", "--version") or sum(k.startswith(spelled) for k in known) == 1
 
 
+def asked(context: Context) -> Iterator[Finding]:
+    """The engine's own refusal, in its words."""
+    answer = context.answer
+    assert answer is not None
+    if answer.refusal:
+        lines = answer.refusal.strip().splitlines()
+        yield blocker(
+            "engine-refuses",
+            f"{context.named}, asked about this model and plan, refuses it",
+            evidence=[f"its words: {line}" for line in lines[-6:]],
+            note=f"asked {answer.build}" if answer.build else None,
+            hint="another layout, flag or release; `firstlight diagnose` reads the text as it reads a log",
+        )
+
+
 CHECKS = (
     Check("engine-installed", ("machine", "engine"), installed),
     Check("engine-starts", ("machine",), broken),
+    Check("engine-asked", ("answer",), asked),
     Check("release-known", ("version",), known_release, engines=("vllm",)),
     Check("flags", ("args", "version"), flags, engines=("vllm",)),
 )
