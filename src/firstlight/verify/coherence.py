@@ -74,7 +74,7 @@ async def other_languages(session: Session) -> Outcome:
 
 async def no_floods(session: Session, *, tokens: int = 64) -> Outcome:
     """No answer so far, nor a longer one asked for here, is a flood of one character, a tight loop or broken text."""
-    story = await session.story(tokens, temperature=0.7, seed=7)
+    story = await session.story(session.affordable(tokens), temperature=0.7, seed=7)
     if not story.ok:
         return Outcome(passed=False, evidence=[_shown(story)])
     faults = [f"{why}: {text.strip()[:60]!r}" for text in session.seen if (why := flood(text))]

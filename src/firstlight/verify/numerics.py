@@ -61,7 +61,8 @@ async def prefill_against_decode(session: Session, *, tokens: int = 72, cuts: in
     """What was decoded token by token is what a prompt with the same past predicts; a KV cache gone bad shows here."""
     if not session.has_completions:
         return Outcome(passed=None, note="no /completions to read a past with")
-    whole = await session.go_on(OPENING, max_tokens=tokens, ignore_eos=True, **session.logprob_options(TOP, chat=False))
+    length = session.affordable(tokens)
+    whole = await session.go_on(OPENING, max_tokens=length, ignore_eos=True, **session.logprob_options(TOP, chat=False))
     if not whole.ok:
         return Outcome(passed=False, evidence=[f"status {whole.status}: {whole.error}"])
     places = _places(len(whole.tokens) - 2, cuts)

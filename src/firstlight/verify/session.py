@@ -59,6 +59,7 @@ class Session:
         self.thinking = False
         self.has_logprobs: bool | None = None
         self.continuations_hold: bool | None = None
+        self.seconds_per_token: float | None = None
         self.seen: list[str] = []
         self.rows: dict[str, TokenRow] = {}
         self._random = random.SystemRandom()
@@ -93,6 +94,12 @@ class Session:
     def seconds_left(self) -> float:
         return self.deadline - now()
 
+    def affordable(self, tokens: int, *, least: int = 24) -> int:
+        """As many of `tokens` as the time left allows at the pace seen so far, and at least `least`."""
+        if not self.seconds_per_token or math.isinf(self.deadline):
+            return tokens
+        return max(least, min(tokens, int(self.seconds_left() / self.seconds_per_token)))
+
     def fresh(self) -> int:
         """A number that no prefix cache has seen."""
         return self._random.randrange(10**8, 10**9)
@@ -100,6 +107,8 @@ class Session:
     def _kept(self, answer: Answer) -> Answer:
         if answer.ok:
             self.seen.append(answer.whole)
+            used = answer.usage.completion_tokens or 0
+            self.seconds_per_token = answer.seconds / used if used >= 16 else self.seconds_per_token
         return answer
 
     async def together(self, work: Iterable[Awaitable[T]], *, limit: int | None = None) -> list[T]:

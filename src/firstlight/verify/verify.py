@@ -89,9 +89,11 @@ async def verify(
     claims: Claims | None = None,
     trusted: Reference | None = None,
     tolerance: str = "same",
+    budget_seconds: float | None = None,
 ) -> Verdict:
     """Asks the endpoint and judges its answers. `checks`: only these; `accept`: failures that the user takes by name.
     trusted: a reference to compare with, within `tolerance` (a key of reference.TOLERANCES).
+    budget_seconds: after it only the essential checks run, and those shorter; default: 6 s quick, 60 s full.
 
     Raises UsageError for unknown names. An endpoint that does not answer is a verdict, not an exception.
     """
@@ -101,7 +103,8 @@ async def verify(
         chosen.append(Check("reference", "reference", reference.against(trusted, tolerance), essential=True))
     started = now()
     api = Api(endpoint.base_url, endpoint.model, api_key=api_key or key_of(endpoint), request_seconds=REQUEST_SECONDS[profile])
-    session = Session(api, endpoint, claimed, parallel=4 if profile == "quick" else 16, deadline=started + BUDGET_SECONDS[profile])
+    deadline = started + (BUDGET_SECONDS[profile] if budget_seconds is None else budget_seconds)
+    session = Session(api, endpoint, claimed, parallel=4 if profile == "quick" else 16, deadline=deadline)
     results: list[CheckResult] = []
     try:
         for check in chosen:

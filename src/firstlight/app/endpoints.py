@@ -1,0 +1,88 @@
+"""URL or run: what `verify` and `bench` point at, with its key."""
+
+import os
+from pathlib import Path
+from typing import NamedTuple
+
+from firstlight.app.store import RunFolder, RunStore
+from firstlight.core.errors import FirstlightError, InputError, UsageError
+from firstlight.core.run import Endpoint
+
+KEY_VARIABLES = ("FIRSTLIGHT_API_KEY", "OPENAI_API_KEY")
+
+
+class Target(NamedTuple):
+    """An endpoint, its key (from a file or the environment, never from the command line), and its run's folder if it is ours."""
+
+    endpoint: Endpoint
+    api_key: str | None
+    folder: RunFolder | None
+
+
+def key_from(file: str | None) -> str | None:
+    """The key from a file, else from the environment. Raises InputError `api-key-unreadable`."""
+    if file is None:
+        return next((os.environ[v] for v in KEY_VARIABLES if os.environ.get(v)), None)
+    try:
+        return Path(file).read_text().strip()
+    except OSError as e:
+        raise InputError("api-key-unreadable", "the key file cannot be read", evidence=(f"{file}: {e.strerror}",)) from None
+
+
+def looks_like_url(text: str) -> bool:
+    return "://" in text or (":" in text and text.rpartition(":")[2].split("/")[0].isdigit())
+
+
+async def target_of(ref: str, *, model: str | None, key_file: str | None) -> Target:
+    """What `ref` names. Raises run-not-found, run-not-serving, endpoint-unreachable, model-ambiguous."""
+    if not looks_like_url(ref):
+        return _of_run(ref, key_file)
+    base = ref if "://" in ref else f"http://{ref}"
+    base = base.rstrip("/") if base.rstrip("/").endswith("/v1") else f"{base.rstrip('/')}/v1"
+    key = key_from(key_file)
+    return Target(await _discovered(base, model, key), key, None)
+
+
+def _of_run(ref: str, key_file: str | None) -> Target:
+    folder = RunStore().find(ref)
+    run = folder.run()
+    if run.endpoint is None:
+        raise UsageError("run-not-serving", f"the run {run.name} has no endpoint", evidence=(f"state: {run.state}",), hint="firstlight up")
+    return Target(run.endpoint, key_from(key_file or run.endpoint.api_key_file), folder)
+
+
+async def _discovered(base: str, model: str | None, key: str | None) -> Endpoint:
+    """The endpoint as its own model list describes it."""
+    from firstlight.verify.client import Api
+
+    api = Api(base, model or "", api_key=key)
+    try:
+        status, body = await api.get("/models")
+    except FirstlightError as e:
+        hint = "is the server up, and is this its address?"
+        raise FirstlightError("endpoint-unreachable", "the endpoint does not answer", evidence=(e.message,), hint=hint) from None
+    finally:
+        await api.close()
+    rows = body.get("data") if status == 200 and isinstance(body, dict) else None
+    if not rows:
+        hint = "give a key by --api-key-file" if status in (401, 403) else "name the model by --model"
+        if model is None:
+            raise FirstlightError("no-model-list", f"GET {base}/models: status {status}", evidence=(str(body)[:200],), hint=hint)
+        return Endpoint(base_url=base, model=model)
+    return _described(base, rows, model)
+
+
+def _described(base: str, rows: list[dict[str, object]], model: str | None) -> Endpoint:
+    names = [str(r.get("id")) for r in rows]
+    if model is None and len(names) > 1:
+        raise UsageError("model-ambiguous", f"{len(names)} models are served", evidence=tuple(names[:8]), hint=f"--model {names[0]}")
+    row = next((r for r in rows if r.get("id") == model), rows[0])
+    meta = row.get("meta")
+    length = row.get("max_model_len") or (meta.get("n_ctx") if isinstance(meta, dict) else None)
+    owner = row.get("owned_by")
+    return Endpoint(
+        base_url=base,
+        model=model or names[0],
+        engine=owner if isinstance(owner, str) and owner in ("vllm", "llamacpp", "sglang") else None,
+        max_model_len=length if isinstance(length, int) else None,
+    )

@@ -1,0 +1,126 @@
+"""`firstlight verify`: options to checks, and the verdict for a person."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import click
+import msgspec
+
+from firstlight.app.endpoints import Target, target_of
+from firstlight.app.output import glyphs, say
+from firstlight.core.checkpoint import Checkpoint
+from firstlight.core.plan import PlanSet
+from firstlight.core.reference import Reference
+from firstlight.core.schema import decode, encode
+from firstlight.core.verdict import CheckResult, Verdict
+from firstlight.verify.claimed import claims_for
+from firstlight.verify.session import Claims
+from firstlight.verify.verify import save_reference, verify
+
+
+class Verifying(msgspec.Struct, kw_only=True):
+    """The command line of `verify`. live: each check is shown as it ends."""
+
+    ref: str
+    model: str | None = None
+    profile: str = "quick"
+    checks: str | None = None
+    accept: Sequence[str] = ()
+    kind: str | None = None
+    claim: Sequence[str] = ()
+    tool_parser: str | None = None
+    concurrency: int | None = None
+    api_key_file: str | None = None
+    save_reference: str | None = None
+    against: str | None = None
+    tolerance: str = "same"
+    budget: float | None = None
+    live: bool = False
+
+
+async def verify_with(wanted: Verifying) -> Verdict:
+    """Finds the endpoint, verifies it, and saves a reference if asked and passed."""
+    target = await target_of(wanted.ref, model=wanted.model, key_file=wanted.api_key_file)
+    trusted = _trusted(wanted.against) if wanted.against else None
+    if wanted.live:
+        click.echo(f"{target.endpoint.base_url}  {target.endpoint.model}  {wanted.profile}")
+    verdict = await verify(
+        target.endpoint,
+        profile=wanted.profile,
+        checks=[c for c in (wanted.checks or "").split(",") if c],
+        accept=frozenset(wanted.accept),
+        on_check=_show_check if wanted.live else None,
+        api_key=target.api_key,
+        claims=_claims(wanted, target),
+        trusted=trusted,
+        tolerance=wanted.tolerance,
+        budget_seconds=wanted.budget,
+    )
+    if target.folder:
+        target.folder.save(verdict, "verdict.json")
+    if wanted.save_reference:
+        await _save(wanted.save_reference, verdict, target)
+    return verdict
+
+
+def _trusted(file: str) -> Reference:
+    return decode(Path(file).read_bytes(), Reference, origin=file)
+
+
+def _write(file: str, taken: Reference) -> None:
+    Path(file).write_bytes(encode(taken))
+
+
+def _claims(wanted: Verifying, target: Target) -> Claims:
+    """What the run's own checkpoint and flags claim, and what the command line adds."""
+    folder = target.folder
+    checkpoint = folder.try_load(Checkpoint, "checkpoint.json") if folder else None
+    plan = folder.try_load(PlanSet, "plan.json") if folder else None
+    known = claims_for(checkpoint, plan.best.args if plan and plan.best else [])
+    said = {name.replace("-", "_"): True for name in wanted.claim}
+    said |= {"json_schema": True} if wanted.profile == "full" and target.endpoint.engine else {}
+    given = {"kind": wanted.kind, "tool_parser": wanted.tool_parser, "concurrency": wanted.concurrency}
+    return msgspec.structs.replace(known, **said, **{k: v for k, v in given.items() if v is not None})
+
+
+async def _save(file: str, verdict: Verdict, target: Target) -> None:
+    """A run that did not pass is not to be trusted."""
+    if not verdict.passed:
+        say(f"no reference saved: the answers did not pass ({file} is not written)")
+        return
+    taken = await save_reference(target.endpoint, api_key=target.api_key)
+    _write(file, taken)
+    say(f"reference of {len(taken.prompts)} prompts saved in {file}")
+
+
+def _show_check(check: CheckResult) -> None:
+    marks = glyphs()
+    glyph, word, colour = _state(check)
+    head = f"{getattr(marks, glyph)} {word:8} {check.name:24}{check.seconds:6.2f} s"
+    first, *rest = [*check.evidence, *([f"note: {check.note}"] if check.note else [])] or [""]
+    click.secho(head, fg=colour, nl=False)
+    click.echo(f"  {first}")
+    for line in rest if word in ("failed", "accepted") else [r for r in rest if r.startswith("note:")]:
+        click.echo(f"{'':{len(head)}}  {line}")
+
+
+def _state(check: CheckResult) -> tuple[str, str, str | None]:
+    if check.skipped:
+        return "skip", "skipped", None
+    if check.passed:
+        return "ok", "passed", "green"
+    return ("warn", "accepted", "yellow") if check.accepted else ("fail", "failed", "red")
+
+
+def show_verdict(verdict: Verdict, wanted: Verifying) -> None:
+    """The last lines; the checks were shown as they ended."""
+    failed = [c.name for c in verdict.checks if not (c.passed or c.skipped or c.accepted)]
+    ran = [c for c in verdict.checks if not c.skipped]
+    marks = glyphs()
+    counts = f"{sum(c.passed for c in ran)} of {len(ran)} checks passed in {verdict.seconds:.1f} s"
+    if verdict.passed:
+        click.secho(f"\n{marks.ok} passed: {counts}", fg="green")
+    else:
+        click.secho(f"\n{marks.fail} not passed: {counts}; failed: {', '.join(failed) or 'nothing could be judged'}", fg="red")
+    for line in verdict.cannot_see:
+        click.echo(f"  cannot see {line}")
