@@ -7,6 +7,7 @@ from pathlib import Path
 
 from firstlight.bench.client import Record, Target, User
 from firstlight.bench.figures import Slo, e2el, percentile, point, tpot
+from firstlight.bench.metrics import Sampler
 from firstlight.bench.workload import Profile, Prompts, levels, profile_named
 from firstlight.core.errors import Exit, FirstlightError
 from firstlight.core.figures import Figure, Rung
@@ -113,14 +114,15 @@ class _Sweep:
         cpu, wall = time.process_time(), time.perf_counter()
         deadline = wall + self._profile.seconds
         users = [User(self._target) for _ in range(concurrency)]
-        done = await asyncio.gather(*(self._user(u, prompts, deadline) for u in users))
+        async with Sampler(self._target) as gauges:
+            done = await asyncio.gather(*(self._user(u, prompts, deadline) for u in users))
         self._cpu += time.process_time() - cpu
         self._wall += time.perf_counter() - wall
         records = [r for rs in done for r in rs]
         self._chunks += sum(len(r.times) for r in records)
         if concurrency == 1:
             self.single = records
-        return point(records, concurrency, slo=self._slo)
+        return point(records, concurrency, slo=self._slo, preemptions=gauges.preemptions, kv=gauges.kv)
 
     async def _user(self, user: User, prompts: Prompts, deadline: float) -> list[Record]:
         records: list[Record] = []

@@ -84,3 +84,9 @@ def point(
         preemptions=preemptions,
         kv_cache_usage=kv,
     )
+
+
+def missed(p: BenchPoint, slo: Slo) -> bool:
+    """Whether the p90 of a level is beyond a limit, or unknown where one is set."""
+    pairs = ((slo.ttft, p.ttft.p90), (slo.tpot, p.tpot.p90), (slo.e2el, p.e2el.p90))
+    return any(limit is not None and (value is None or value > limit) for limit, value in pairs)

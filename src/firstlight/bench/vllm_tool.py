@@ -1,0 +1,112 @@
+"""The engine's own `vllm bench serve`, run in the engine's environment; its JSON read into the same report."""
+
+import json
+import os
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from firstlight.bench.bench import promises, refuse_incoherent
+from firstlight.bench.workload import Profile, levels, profile_named
+from firstlight.core.errors import FirstlightError, UsageError
+from firstlight.core.plan import Candidate
+from firstlight.core.run import Endpoint
+from firstlight.core.verdict import BenchPoint, BenchReport, Percentiles, Verdict
+
+REQUESTS_PER_USER = 4
+SECONDS = 900.0
+
+
+def run_vllm_bench(
+    endpoint: Endpoint,
+    *,
+    python: str,
+    tokenizer: str,
+    profile: str = "quick",
+    concurrency: int | None = None,
+    candidate: Candidate | None = None,
+    verdict: Verdict | None = None,
+    force: bool = False,
+    api_key: str | None = None,
+    requests: int | None = None,
+) -> BenchReport:
+    """One run of `vllm bench serve` a concurrency. python: of the environment that has vLLM; tokenizer: the model's folder.
+
+    Raises FirstlightError `vllm-bench-failed` with the tool's last lines.
+    """
+    refuse_incoherent(verdict, force)
+    chosen, started = profile_named(profile), time.perf_counter()
+    points = []
+    for level in levels(concurrency or chosen.concurrency):
+        count = requests or level * REQUESTS_PER_USER
+        points.append(read_result(_run(endpoint, python, tokenizer, chosen, level, count, api_key), level))
+    single = next((p for p in points if p.concurrency == 1), None)
+    rate = single.tokens_per_second_per_user if single else None
+    return BenchReport(
+        endpoint=endpoint.base_url,
+        model=endpoint.model,
+        tool="vllm bench serve",
+        profile=profile,
+        points=points,
+        promises=promises(points, candidate),
+        forced=force,
+        verdict_passed=verdict.passed if verdict else None,
+        headline=f"{rate:.0f} tok/s single stream, by vllm bench serve" if rate else None,
+        seconds=time.perf_counter() - started,
+    )
+
+
+def command(endpoint: Endpoint, python: str, tokenizer: str, profile: Profile, level: int, count: int, folder: str) -> list[str]:
+    """The tool's command line: random prompts of the profile's lengths, closed loop of `level` users."""
+    argv = [python, "-m", "vllm.entrypoints.cli.main", "bench", "serve", "--backend", "openai", "--endpoint", "/v1/completions"]
+    argv += ["--base-url", endpoint.base_url.removesuffix("/v1"), "--model", endpoint.model, "--served-model-name", endpoint.model]
+    argv += ["--tokenizer", tokenizer, "--dataset-name", "random", "--random-input-len", str(profile.input_tokens)]
+    argv += ["--random-output-len", str(profile.output_tokens), "--ignore-eos", "--num-prompts", str(count)]
+    argv += ["--max-concurrency", str(level), "--request-rate", "inf", "--percentile-metrics", "ttft,tpot,itl,e2el"]
+    return [*argv, "--metric-percentiles", "50,90,99", "--save-result", "--result-dir", folder, "--result-filename", "result.json"]
+
+
+def _run(endpoint: Endpoint, python: str, tokenizer: str, profile: Profile, level: int, count: int, api_key: str | None) -> dict[str, Any]:
+    if not Path(python).exists():
+        raise UsageError("no-engine-python", f"{python} does not exist", hint="--engine-python PATH, of an environment with vLLM")
+    own = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", **({"OPENAI_API_KEY": api_key} if api_key else {})}
+    with tempfile.TemporaryDirectory() as folder:
+        argv = command(endpoint, python, tokenizer, profile, level, count, folder)
+        done = subprocess.run(argv, capture_output=True, text=True, timeout=SECONDS, env={**os.environ, **own}, check=False)
+        result = Path(folder) / "result.json"
+        if done.returncode or not result.exists():
+            last = tuple((done.stderr or done.stdout).strip().splitlines()[-6:])
+            raise FirstlightError("vllm-bench-failed", f"vllm bench serve ended with {done.returncode}", evidence=last)
+        loaded: dict[str, Any] = json.loads(result.read_text())
+        return loaded
+
+
+def read_result(result: dict[str, Any], concurrency: int) -> BenchPoint:
+    """The tool's JSON (milliseconds) as a point (seconds)."""
+    seconds = float(result["duration"])
+    tpot = _percentiles(result, "tpot")
+    return BenchPoint(
+        concurrency=concurrency,
+        requests=result["completed"] + result.get("failed", 0),
+        failed=result.get("failed", 0),
+        seconds=seconds,
+        prompt_tokens=result["total_input_tokens"],
+        output_tokens=result["total_output_tokens"],
+        ttft=_percentiles(result, "ttft"),
+        tpot=tpot,
+        itl=_percentiles(result, "itl"),
+        e2el=_percentiles(result, "e2el"),
+        tokens_per_second_total=result["output_throughput"],
+        tokens_per_second_per_user=1 / tpot.p50 if tpot.p50 else None,
+        goodput=result.get("request_goodput"),
+    )
+
+
+def _percentiles(result: dict[str, Any], name: str) -> Percentiles:
+    def seconds(key: str) -> float | None:
+        value = result.get(f"{key}_{name}_ms")
+        return None if value is None else value / 1000
+
+    return Percentiles(p50=seconds("p50") or seconds("median"), p90=seconds("p90"), p99=seconds("p99"), mean=seconds("mean"))
