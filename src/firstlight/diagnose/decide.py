@@ -81,8 +81,8 @@ def decide(reader: LogReader, exit_status: int | None) -> Decision:
 
 
 def _before_stop(j: Judged, reader: LogReader) -> bool:
-    """Errors printed while the engine is being stopped are the stop's noise."""
-    return reader.stop_line is None or j.line < reader.stop_line
+    """Errors of a server that is being stopped are the stop's noise; a start that fails stops its processes first and prints then."""
+    return reader.ready_line is None or reader.stop_line is None or j.line < reader.stop_line
 
 
 def _deadly(j: Judged, reader: LogReader) -> bool:

@@ -180,3 +180,11 @@ def test_harmless_lines_are_counted_with_their_numbers() -> None:
 
 def test_an_empty_log_is_incomplete() -> None:
     assert diagnose(b"").outcome == "incomplete"
+
+
+def test_a_start_that_fails_after_it_stopped_its_engine_still_has_a_cause() -> None:
+    text = HEAD + "(EngineCore pid=20) INFO 10-12 08:01:00 [core.py:1454] [shutdown] EngineCore: trigger received signal=SIGTERM\n"
+    text += traceback("", "build_and_serve", "create_ssl_context", error="FileNotFoundError: [Errno 2] No such file or directory")
+    found = diagnose(text.encode(), exit_status=1)
+    assert found.cause is not None
+    assert found.cause.code == "file-not-found"
