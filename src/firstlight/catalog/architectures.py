@@ -17,6 +17,7 @@ class Architecture(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     embed: str = "embed_tokens"
     norm: str = "norm"
     head: str = "lm_head"
+    tied_by_default: bool = False
     bias: str = "never"
     output_bias: bool = False
     qk_norm: str | None = None

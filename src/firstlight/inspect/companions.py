@@ -31,7 +31,7 @@ def folder_findings(
                 "config-missing", Severity.BLOCKER, "there is no config.json", hint="name the folder that holds it, or download it again"
             )
         )
-    found += _architecture(config, kv)
+    found += _architecture(config, kv, weights)
     if not has_tokenizer(names) and weights:
         found.append(_finding("tokenizer-missing", Severity.WARNING, "there is no tokenizer here", hint="firstlight fetch, or --tokenizer"))
     elif not template.present and weights:
@@ -74,16 +74,12 @@ def _pickles(files: Sequence[FileInfo], weights: bool) -> Iterable[Finding]:
         )
 
 
-def _architecture(config: Mapping[str, Any], kv: Sequence[KvCacheGroup]) -> Iterable[Finding]:
+def _architecture(config: Mapping[str, Any], kv: Sequence[KvCacheGroup], weights: bool) -> Iterable[Finding]:
+    """A note where files and fields tell all the same, a warning where something stays unknown."""
     names = config.get("architectures") or []
     if not config or find_architecture(names) is not None:
         return
     told = "the cache per token follows from its fields" if kv else "neither its cache nor its layers can be told"
-    shown = ", ".join(names) or "none named"
-    yield _finding(
-        "architecture-unknown",
-        Severity.WARNING,
-        f"this architecture is not known here: {shown}",
-        f"model_type: {config.get('model_type')}",
-        told,
-    )
+    severity = Severity.NOTE if kv and weights else Severity.WARNING
+    message = f"this architecture is not known here: {', '.join(names) or 'none named'}"
+    yield _finding("architecture-unknown", severity, message, f"model_type: {config.get('model_type')}", told)

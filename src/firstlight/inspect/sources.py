@@ -14,6 +14,7 @@ from firstlight.inspect.remote import list_files, read_ranges
 DEPTH = 4  # folders below the model's own that are looked into
 FILES = 100_000
 _REPO = re.compile(r"(?:hf://)?(?P<repo>[\w.-]+/[\w.-]+)(?:@(?P<rev>[\w./-]+))?(?::(?P<quant>[\w.-]+))?$")
+_SHARD = re.compile(r"-\d{5}-of-(\d{5})\.(?:safetensors|gguf|bin)$")
 _SPLIT = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf$")
 
 
@@ -75,15 +76,21 @@ def _is_folder(path: str, host: Host) -> bool:
 
 
 def _cached_snapshot(repo: str, revision: str | None, host: Host, env: Mapping[str, str]) -> str | None:
-    """The snapshot folder of a revision in the cache, when it has any weights or nobody could fetch the rest."""
+    """The snapshot folder of a revision in the cache, when its weights are all there or nobody could fetch the rest."""
     base = posixpath.join(hub_cache(env), "models--" + repo.replace("/", "--"))
     commit = _read_text(posixpath.join(base, "refs", revision or "main"), host) or revision
     folder = posixpath.join(base, "snapshots", commit) if commit else ""
     if not commit or not _is_folder(folder, host):
         return None
     names = [info.path for info in FolderSource(repo, folder, host).list() if info.kind == "file"]
-    complete = any(n.endswith((".safetensors", ".gguf", ".bin")) for n in names)
-    return folder if complete or is_offline(env) else None
+    return folder if _complete(names) or is_offline(env) else None
+
+
+def _complete(names: Sequence[str]) -> bool:
+    """Weights are there, and of numbered shards all."""
+    weights = [n for n in names if n.endswith((".safetensors", ".gguf", ".bin"))]
+    numbered = [m for m in map(_SHARD.search, weights) if m]
+    return bool(weights) and (not numbered or len(numbered) >= int(numbered[0][1]))
 
 
 def _read_text(path: str, host: Host) -> str | None:

@@ -74,6 +74,15 @@ def test_cache_without_weights_asks_the_hub_unless_offline(tmp_path):
     assert inspect(open_source("org/name", open_host("local"), env=env | {"HF_HUB_OFFLINE": "1"})).format == "config-only"
 
 
+def test_cache_with_some_of_the_shards_asks_the_hub(tmp_path):
+    env = _cached(tmp_path)
+    snapshot = tmp_path / "hub/models--org--name/snapshots" / COMMIT
+    (snapshot / "model.safetensors").rename(snapshot / "model-00001-of-00002.safetensors")
+    assert isinstance(open_source("org/name", open_host("local"), env=env), HubSource)
+    (snapshot / "model-00002-of-00002.safetensors").write_bytes(b"")
+    assert isinstance(open_source("org/name", open_host("local"), env=env), FolderSource)
+
+
 def test_offline_and_not_cached(tmp_path):
     with pytest.raises(InputError) as error:
         open_source("org/other", open_host("local"), env={"HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path)})

@@ -41,7 +41,7 @@ def mixture(parts: Parts, base: str, arch: Architecture, c: Sizes, layers: Seque
     parts.plain(f"{name}.{arch.router}", [experts, c.hidden], "router", layers)
     if arch.router_linear_bias:
         parts.plain(f"{name}.{arch.router}", [experts], "router", layers, leaf="bias")
-    if arch.router_bias:
+    if arch.router_bias and c.config.get("topk_method", "noaux_tc") == "noaux_tc":  # DeepSeek V2 has none
         parts.plain(f"{name}.{arch.router_bias}", [experts], "router", layers, leaf="", dtype="F32")
     if arch.family == "gemma4":
         parts.plain(f"{base}.router.scale", [c.hidden], "router", layers, leaf="")

@@ -17,7 +17,8 @@ def layout(arch: Architecture, c: Sizes) -> list[Part]:
     parts.plain(f"{arch.prefix}{arch.embed}", [c("vocab_size"), c.hidden], "embedding")
     _STACKS[arch.stack](parts, arch, c)
     parts.plain(f"{arch.prefix}{arch.norm}", [c.hidden], "norm")
-    if not c.config.get("tie_word_embeddings"):
+    tied = c.config.get("tie_word_embeddings")
+    if not (arch.tied_by_default if tied is None else tied):
         parts.linear(arch.head, c("vocab_size"), c.hidden, "lm_head")
     if arch.vision:
         vision.TOWERS[arch.vision](parts, c)
