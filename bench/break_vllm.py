@@ -168,11 +168,6 @@ CASES = [
     Case("kv-blocks", ("kv-too-small-for-max-len", "no-memory-for-cache-blocks"), ("--num-gpu-blocks-override", "1")),
     Case("tokenizer-absent", ("tokenizer-not-found",), model=lambda f: [p.unlink() for p in f.glob("tokenizer*")] and None),
     Case("tokenizer-corrupt", ("tokenizer-invalid",), model=lambda f: (f / "tokenizer.json").write_text("{}") and None),
-    Case(
-        "tokenizer-class",
-        ("tokenizer-transformers5-checkpoint",),
-        model=edit("tokenizer_config.json", lambda c: c.update(tokenizer_class="NoSuchTokenizer")),
-    ),
     Case("chat-template", ("chat-template-invalid",), ("--chat-template", "/nonexistent/template.jinja")),
     Case("quantization-unknown", ("quantization-unsupported",), ("--quantization", "nosuch")),
     Case(
@@ -195,7 +190,7 @@ CASES = [
     Case("speculative", ("speculative-config-invalid",), ("--speculative-config", '{"method": "nosuch", "num_speculative_tokens": 2}')),
     Case(
         "speculative-draft",
-        ("model-not-found", "hub-offline"),
+        ("model-not-found", "hub-offline", "model-config-missing"),
         ("--speculative-config", '{"model": "nobody/draft", "num_speculative_tokens": 2}'),
     ),
     Case("utilization", ("flag-value-invalid",), ("--gpu-memory-utilization", "1.5")),
@@ -209,7 +204,7 @@ CASES = [
     Case(
         "memory-limit",
         ("host-ram-oom",),
-        ("--kv-cache-memory-bytes", "8000000000"),
+        env={"VLLM_CPU_KVCACHE_SPACE": "8"},
         prefix=("bash", "-c", 'ulimit -v 9000000; exec "$@"', "_"),
     ),
     Case("thread-limit", ("ulimit-nproc",), prefix=("bash", "-c", 'ulimit -v 2500000; exec "$@"', "_")),
