@@ -1,7 +1,9 @@
 """Sources other than the hub: plain HTTPS, wheels, folders."""
 
 import asyncio
+import hashlib
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,8 @@ from hub.server import Hub
 from firstlight.core.errors import FirstlightError, HostError, InputError
 from firstlight.core.fetch import Fetched
 from firstlight.fetch.fetch import estimate, fetch
+from firstlight.fetch.source import FetchSource, Listing, RemoteFile, Retry
+from firstlight.fetch.wire import Wire
 
 Env = dict[str, str]
 
@@ -193,3 +197,66 @@ def test_a_signature_in_an_address_does_not_matter_to_what_is_here(hub: Hub, env
     first = get(env, f"{hub.url}/plain/model.gguf?signature=1")
     second = get(env, f"{hub.url}/plain/model.gguf?signature=2")
     assert (second.path, second.bytes_fetched) == (first.path, 0)
+
+
+def test_a_proxy_is_used_where_the_environment_says_so(hub: Hub, env: Env) -> None:
+    """The stand-in answers absolute addresses as a proxy does; the host itself does not exist."""
+    (hub.folder / "model.gguf").write_bytes(gguf(100_000, 1))
+    fetched = get({**env, "http_proxy": hub.url}, "http://models.invalid/plain/model.gguf")
+    assert Path(fetched.path).read_bytes() == gguf(100_000, 1)
+    with pytest.raises(HostError) as e:
+        asyncio.run(fetch("http://models.invalid/plain/model.gguf", env={**env, "http_proxy": hub.url, "no_proxy": ".invalid"}, patience=0))
+    assert e.value.code == "network-failed"
+
+
+class MemorySource:
+    """A third party's source: one file from memory that breaks off once."""
+
+    name = "memory"
+
+    def __init__(self) -> None:
+        self.broken = False
+        self.data = gguf(2_000_000, 8)
+
+    def accepts(self, ref: str) -> int:
+        return 99 if ref.startswith("memory:") else 0
+
+    def list(self, ref: str, wire: Wire, env: Mapping[str, str]) -> Listing:
+        digest = hashlib.sha256(self.data).hexdigest()
+        file = RemoteFile(name="model.gguf", locator="x", size=len(self.data), sha256=digest)
+        return Listing(ref=ref, source=self.name, files=[file], name="model", revision="1")
+
+    def cache(self, listing: Listing, env: Mapping[str, str]) -> Path | None:
+        return None
+
+    def open(self, file: RemoteFile, start: int, end: int | None, wire: Wire, env: Mapping[str, str]) -> "MemoryBody":
+        return MemoryBody(self, start)
+
+
+class MemoryBody:
+    ranged, total, etag = True, None, None
+
+    def __init__(self, source: MemorySource, start: int) -> None:
+        self.source, self.start, self.at = source, start, start
+
+    def readinto(self, view: memoryview) -> int:
+        if self.at > 1_000_000 and not self.source.broken:
+            self.source.broken = True
+            raise Retry("the memory forgot")
+        piece = self.source.data[self.at : self.at + min(len(view), 300_000)]
+        view[: len(piece)] = piece
+        self.at += len(piece)
+        return len(piece)
+
+    def close(self) -> None: ...
+    def abort(self) -> None: ...
+
+
+def test_a_third_partys_source_has_resume_and_checks_for_free(env: Env, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = MemorySource()
+    assert isinstance(source, FetchSource)
+    monkeypatch.setattr("firstlight.fetch.source.load_sources", lambda: (source,))
+    fetched = get(env, "memory:model")
+    assert source.broken
+    assert Path(fetched.path).read_bytes() == source.data
+    assert fetched.bytes_fetched == len(source.data)

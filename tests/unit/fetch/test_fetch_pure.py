@@ -1,5 +1,6 @@
 """The parts without a network: selection, journals, segments, space, rates, advice."""
 
+from email.message import Message
 from itertools import pairwise
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from firstlight.fetch.pip import read_config
 from firstlight.fetch.room import proposals
 from firstlight.fetch.select import quantization, select
 from firstlight.fetch.source import RemoteFile, safe_name
+from firstlight.fetch.sources.http import content_range, retry_after
 from firstlight.fetch.sources.hub import split_ref
 from firstlight.fetch.sources.wheel import read_index
 from firstlight.fetch.space import filesystem_of, parse_lfs_quota, parse_quota, space_findings
@@ -319,3 +321,37 @@ def test_read_speed_is_bounded_and_unknown_for_small_files(tmp_path: Path) -> No
     assert rate > 1e6
     assert read_rate([small]) is None
     assert storage_kind(tmp_path) in ("disk", "tmpfs")
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "seconds"),
+    [
+        ("Retry-After", "7", 7.0),
+        ("Retry-After", "100000", 300.0),
+        ("Retry-After", "Thu, 01 Jan 1970 00:01:40 GMT", 100.0),
+        ("Retry-After", "soon", None),
+        ("RateLimit", '"api";r=0;t=42', 42.0),
+        ("Server", "x", None),
+    ],
+)
+def test_how_long_a_server_wants_us_to_wait(name: str, value: str, seconds: float | None) -> None:
+    headers = Message()
+    headers[name] = value
+    assert retry_after(headers, 0.0) == seconds
+
+
+@pytest.mark.parametrize(
+    ("status", "headers", "place"),
+    [
+        (206, {"Content-Range": "bytes 5-9/100"}, (5, 100)),
+        (206, {"Content-Range": "bytes 5-9/*"}, (5, None)),
+        (206, {"Content-Range": "nonsense"}, (0, None)),
+        (200, {"Content-Length": "7"}, (0, 7)),
+        (200, {}, (0, None)),
+    ],
+)
+def test_where_a_body_starts(status: int, headers: dict[str, str], place: tuple[int, int | None]) -> None:
+    message = Message()
+    for name, value in headers.items():
+        message[name] = value
+    assert content_range(status, message) == place
