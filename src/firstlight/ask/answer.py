@@ -42,7 +42,8 @@ def read_answer(raw: dict[str, Any], candidate: Candidate, gpu: Gpu, *, build: s
     ranks = raw.get("ranks", [])
     heaviest = max(ranks, key=lambda r: r["weights"]["allocated_bytes"], default=None)
     blocks = raw.get("blocks") or {}
-    refusal = refusal_of(raw)
+    late = next((r["late_refusal"] for r in ranks if r.get("late_refusal")), None)
+    refusal = refusal_of(raw) or late
     return EngineAnswer(
         engine="vllm",
         version=raw.get("version"),
@@ -59,7 +60,7 @@ def read_answer(raw: dict[str, Any], candidate: Candidate, gpu: Gpu, *, build: s
         refusal=refusal,
         cannot_know=[*CANNOT_KNOW, ASSUMED_FLASHINFER],
         seconds=raw.get("seconds"),
-        findings=_findings(raw, refusal),
+        findings=_findings(raw, refusal, late),
     )
 
 
@@ -125,18 +126,18 @@ def _because(weights: dict[str, Any]) -> str:
     return "; ".join([made, *extra])
 
 
-def _findings(raw: dict[str, Any], refusal: str | None) -> list[Finding]:
+def _findings(raw: dict[str, Any], refusal: str | None, late: str | None) -> list[Finding]:
     error = raw.get("error")
     if refusal is not None:
-        return [_refused(refusal)]
+        return [_refused_late(refusal) if refusal == late else _refused(refusal)]
     if not error:
         return []
-    late = error["type"] == "OutOfTime"
+    slow = error["type"] == "OutOfTime"
     return [
         Finding(
-            code="asking-too-slow" if late else "engine-not-understood",
+            code="asking-too-slow" if slow else "engine-not-understood",
             severity=Severity.WARNING,
-            message="the engine gave no answer in time" if late else "this engine build answers in a way that firstlight does not know",
+            message="the engine gave no answer in time" if slow else "this engine build answers in a way that firstlight does not know",
             evidence=[f"while asking about: {raw.get('phase')}", f"{error['type']}: {error['message'][:300]}", *error["frames"][-3:]],
             note="computed figures stand in for what it did not say",
             hint="firstlight ask … --timeout 300"
@@ -155,6 +156,16 @@ def _refused(text: str) -> Finding:
         message="the engine itself refuses this",
         evidence=text.splitlines()[:6],
         hint=_cure(text) if length else "firstlight preflight MODEL names the cures" if attention else None,
+    )
+
+
+def _refused_late(text: str) -> Finding:
+    return Finding(
+        code="engine-refuses-late",
+        severity=Severity.BLOCKER,
+        message="the selector takes a backend that then refuses while it is built: the engine dies after loading all weights",
+        evidence=text.splitlines()[:6],
+        hint="--kv-cache-dtype auto, or fp8 where `firstlight engines show` has a backend for it",
     )
 
 

@@ -9,6 +9,7 @@ from firstlight.core.errors import FirstlightError, HostError
 from firstlight.core.ids import digest
 from firstlight.core.ports import Host
 
+GRACE = 20.0  # seconds beyond the script's own limit before it is killed
 _START = "import sys; sys.path.insert(0, sys.argv[1]); from {package}.{module} import main; main()"
 
 
@@ -51,7 +52,7 @@ def run_inside(
     folder = carry(host, engine, package, cache)
     argv = [python, "-I", "-c", _START.format(package=package, module=module), folder]
     try:
-        done = host.run(argv, stdin=msgspec.json.encode({**request, "timeout": timeout}), timeout=timeout + 20)
+        done = host.run(argv, stdin=msgspec.json.encode({**request, "timeout": timeout}), timeout=timeout + GRACE)
     except HostError as e:
         raise ScriptFailed("asking-failed", f"the engine's Python gave no answer: {e.message}", evidence=e.evidence) from None
     try:

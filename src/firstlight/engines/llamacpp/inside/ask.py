@@ -63,7 +63,7 @@ def child(argv: list[str]) -> None:
     from .serve import arguments, parameters
 
     params = parameters(arguments().parse_args(argv))
-    params.fit_params, params.warmup, params.verbosity = True, False, 4
+    params.fit_params, params.warmup, params.verbosity = True, False, 5  # it says KV and compute sizes at this level only
     xllamacpp.Server(params)
 
 
