@@ -23,12 +23,17 @@ def command(model: str | None, save_to: str | None, show_all: bool, output: str,
     Exit 0: fits. 3: nothing fits. 4: what was pinned cannot run.
     """
     from firstlight.app.planning import compute, look, save
-    from firstlight.app.render_plan import show_plan
 
     planning = planning_of(options, model=model)
     looked = look(planning)
     found = compute(planning, looked)
-    emit(found, output, lambda: show_plan(found, looked, planning, show_all=show_all))
+
+    def human() -> None:
+        from firstlight.app.render_plan import show_plan
+
+        show_plan(found, looked, planning, show_all=show_all)
+
+    emit(found, output, human)
     if save_to:
         save(planning, looked, found, save_to)
     return EXITS[found.verdict]
