@@ -56,7 +56,7 @@ def proof(claim: Claim, *, port: int, shm: set[str], gpu_before: dict[str, int] 
     removed, kept = remove_shared_memory(shm)
     shutil.rmtree(runtime, ignore_errors=True) if runtime else None
     gone = remove_cgroup(claim.cgroup)
-    holders = _port_holders(port)
+    holders = port_holders(port)
     found = {
         "processes": [{"pid": m.process.pid, "command": procfs.command(m.process.pid), "state": m.process.state} for m in left],
         "port": port,
@@ -71,7 +71,8 @@ def proof(claim: Claim, *, port: int, shm: set[str], gpu_before: dict[str, int] 
     return found
 
 
-def _port_holders(port: int) -> list[str]:
+def port_holders(port: int) -> list[str]:
+    """Who listens on the port; the processes are only looked through where somebody does."""
     inodes = procfs.listening_inodes(port) if port else set()
     if not inodes:
         return []

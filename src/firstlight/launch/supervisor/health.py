@@ -17,12 +17,12 @@ from .members import members, owner_line
 if TYPE_CHECKING:
     from .supervisor import Supervisor
 
-STARTING_SECONDS = 0.2
+STARTING_SECONDS = 0.1
 SERVING_SECONDS = 2.0
 
 
 class Health:
-    """Until ready every 0.2 s, then every 2 s. 200 counts only from a socket that a process of ours holds."""
+    """Until ready every 0.1 s, then every 2 s. 200 counts only from a socket that a process of ours holds."""
 
     def __init__(self, supervisor: Supervisor) -> None:
         self._s = supervisor

@@ -10,7 +10,7 @@ from typing import Any
 from . import procfs
 from .ending import proof, send, sweep, wake
 from .engine import runtime_path, signal_number
-from .members import MARKER, Claim, members
+from .members import MARKER, Claim, members, own_cgroup
 from .records import read_json, write_json
 
 FINAL = ("stopped", "failed")
@@ -103,13 +103,14 @@ def sweep_now(folder: str, *, grace: float | None = None) -> dict[str, Any]:
     found = members(claim)
     for member in found:
         shm |= procfs.shared_memory(member.process.pid)
+        claim = claim._replace(cgroup=claim.cgroup or own_cgroup(member.process.pid))
     _ask_to_leave(claim, spec, grace)
     for wait in sweep(claim):
         time.sleep(wait)
     record = _record(folder, "supervisor.json")
     result = proof(claim, port=int(spec.get("port") or 0), shm=shm, gpu_before=None, runtime=record.get("runtime") or runtime_path(folder))
     result["ended"] = [m.process.pid for m in found]
-    _write_end(folder, record, result)
+    _write_end(folder, {"run": claim.run, **record}, result)
     return result
 
 
@@ -129,7 +130,6 @@ def _write_end(folder: str, record: dict[str, Any], result: dict[str, Any]) -> N
     exit_record = {**_record(folder, "exit.json"), "proof": result, "time": time.time()}
     exit_record.setdefault("reason", "supervisor-died")
     write_json(os.path.join(folder, "exit.json"), exit_record)
-    if record and record.get("state") not in FINAL:
-        write_json(
-            os.path.join(folder, "supervisor.json"), {**record, "state": "stopped", "reason": "supervisor-died", "exit": exit_record}
-        )
+    if record.get("state") not in FINAL:
+        last = {**record, "state": "stopped", "reason": "supervisor-died", "exit": exit_record}
+        write_json(os.path.join(folder, "supervisor.json"), last)

@@ -11,6 +11,7 @@ from .procfs import Process
 
 MARKER = "FIRSTLIGHT_RUN"
 FOLDER = "FIRSTLIGHT_FOLDER"
+PREFIX = "firstlight-"
 HOOK = "FIRSTLIGHT_NAME"  # stands in the environment of the user's own commands, which are no part of the run
 
 
@@ -91,12 +92,19 @@ def cgroup_pids(path: str | None) -> frozenset[int]:
         return frozenset()
 
 
+def own_cgroup(pid: int) -> str | None:
+    """The cgroup that `make_cgroup` made for the run of this process; None where it is in another."""
+    root, path = _cgroup_mount(), _cgroup_of(f"/proc/{pid}/cgroup")
+    made = root is not None and path is not None and os.path.basename(path).startswith(PREFIX)
+    return os.path.join(root or "", (path or "").lstrip("/")) if made else None
+
+
 def make_cgroup(run: str) -> str | None:
     """A cgroup of the run's own beneath ours (version 2); None where that is not allowed."""
-    root, own = _cgroup_mount(), _own_cgroup()
+    root, own = _cgroup_mount(), _cgroup_of("/proc/self/cgroup")
     if root is None or own is None:
         return None
-    path = os.path.join(root, own.lstrip("/"), f"firstlight-{run}"[:200])
+    path = os.path.join(root, own.lstrip("/"), f"{PREFIX}{run}"[:200])
     try:
         os.makedirs(path, exist_ok=True)
     except OSError:
@@ -130,9 +138,9 @@ def _cgroup_mount() -> str | None:
     return next((row[0].split()[4] for row in rows if len(row) == 2 and row[1].startswith("cgroup2 ")), None)
 
 
-def _own_cgroup() -> str | None:
+def _cgroup_of(file_path: str) -> str | None:
     try:
-        with open("/proc/self/cgroup") as file:
+        with open(file_path) as file:
             return next((line[3:].strip() for line in file if line.startswith("0::")), None)
     except OSError:
         return None

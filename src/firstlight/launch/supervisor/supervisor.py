@@ -13,7 +13,7 @@ from . import engine as engines
 from . import procfs
 from .children import Children
 from .control import Client, Control
-from .ending import proof, send, sweep, wake
+from .ending import port_holders, proof, send, sweep, wake
 from .headstart import HeadStart
 from .health import Health
 from .keeping import Keeper
@@ -141,10 +141,8 @@ class Supervisor:
 
     def _start(self) -> engines.Engine:
         port = int(self.spec.get("port") or 0)
-        holders = procfs.holders(procfs.listening_inodes(port), [p.pid for p in procfs.processes()]) if port else []
-        if port and procfs.listening_inodes(port):
-            who = "; ".join(f"pid {pid}: {procfs.command(pid)}" for pid in holders) or "a process that cannot be seen from here"
-            raise engines.StartError("port-in-use", f"port {port} is held by {who}")
+        if holders := port_holders(port):
+            raise engines.StartError("port-in-use", f"port {port} is held by {'; '.join(holders)}")
         keep = self.options.get("on_supervisor_death") == "keep"
         return engines.start(self.spec, run=self.run_id, folder=self.folder, runtime=self.runtime, keep_on_our_death=keep)
 
