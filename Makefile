@@ -22,8 +22,9 @@ test-engines: .venv/test engines ## the tests on a real vLLM (CPU build)
 	$(BIN)/firstlight fetch demo
 	FIRSTLIGHT_TEST_STRICT=1 FIRSTLIGHT_ENGINE_PYTHON=$(ENGINES)/vllm-$(VLLM)-cpu/bin/python $(BIN)/python -m pytest -m vllm
 
-engines: .venv/embedded ## vLLM's CPU build in an environment of its own
+engines: .venv/embedded ## vLLM's CPU build in an environment of its own, and the Python files of three releases
 	$(BIN)/firstlight engines install vllm@$(VLLM) --cpu --to $(ENGINES)/vllm-$(VLLM)-cpu --yes
+	$(BIN)/firstlight engines source vllm@0.16.0 vllm@0.24.0 vllm@0.33.0
 
 lint: .venv/test ## formatting, types, and who may import whom
 	$(BIN)/ruff check src tests bench tools

@@ -92,7 +92,8 @@ def _install(host: Host, asking: Asking, looked: Looked) -> EngineInstall | None
 
 def _wheel(asking: Asking, looked: Looked, install: EngineInstall | None) -> str | None:
     """The release to ask when nothing installed can answer about a GPU: the one named, else the newest in the table."""
-    if looked.engine.name != "vllm" or asking.engine_wheel or (install is not None and install.device != "cpu"):
+    serves_here = install is not None and (install.device != "cpu" or not looked.machine.accelerators)
+    if looked.engine.name != "vllm" or asking.engine_wheel or serves_here:
         return asking.engine_wheel
     from firstlight.catalog.backends import table
 

@@ -103,7 +103,7 @@ def _engines() -> Iterator[Item]:
     from firstlight.probe.engines import find_engines
     from firstlight.probe.local import LocalHost
 
-    found = find_engines(LocalHost(), load_adapters(), hints=engine_hints(None))
+    found = find_engines(LocalHost(), load_adapters(), hints=engine_hints(LocalHost(), None))
     for install in found:
         problem = next(iter(install.findings), None)
         where = install.python or install.binary or "?"

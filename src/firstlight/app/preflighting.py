@@ -9,6 +9,7 @@ import msgspec
 
 from firstlight.app.output import glyphs, show_findings
 from firstlight.app.plan_options import Planning
+from firstlight.app.stages.look import engine_hints
 from firstlight.core.checkpoint import Checkpoint
 from firstlight.core.errors import FirstlightError, InputError
 from firstlight.core.findings import Finding, Severity
@@ -37,7 +38,7 @@ def look(planning: Planning, *, host: str, engine_python: str | None) -> Looked:
 
     where = open_host(host)
     checkpoint = planning.checkpoint() or _inspected(planning.intent.model, where)
-    machine = planning.machine() or _probed(where, checkpoint, hints_for(where, engine_python))
+    machine = planning.machine() or _probed(where, checkpoint, engine_hints(where, engine_python))
     engine = planning.engine or _preferred(checkpoint)
     install = _install(machine, engine)
     candidate = _candidate(checkpoint, machine, planning.intent, engine, install)
@@ -54,7 +55,7 @@ def look_at_command(command: EngineCommand, *, host: str, gpu: str | None, engin
     where = open_host(host)
     checkpoint = _inspected(command.model, where) if _reachable(command.model, where) else None
     folder = [str(Path(command.program).parent.parent)] if command.program and "/" in command.program else []
-    machine = imagine(gpu) if gpu else _probed(where, checkpoint, [*hints_for(where, engine_python), *folder])
+    machine = imagine(gpu) if gpu else _probed(where, checkpoint, [*engine_hints(where, engine_python), *folder])
     engine = EngineRef(name=command.engine, version=command.version)
     install = None if command.image else _install(machine, engine)
     pins = pins_from_args(command.args) if command.engine == "vllm" else Pins()
@@ -136,13 +137,6 @@ def _inspected(model: str, host: Host) -> Checkpoint:
     from firstlight.inspect.sources import open_source
 
     return inspect(open_source(model, host, env=host.environ()))
-
-
-def hints_for(host: Host, engine_python: str | None) -> list[str]:
-    """Interpreters to ask. Paths of this machine mean nothing on another, which is asked for its own."""
-    from firstlight.app.stages.look import engine_hints
-
-    return engine_hints(engine_python) if host.is_local else [engine_python] if engine_python else []
 
 
 def _probed(host: Host, checkpoint: Checkpoint | None, hints: Sequence[str]) -> Machine:

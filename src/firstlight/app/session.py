@@ -20,6 +20,7 @@ from firstlight.core.ports import EngineAdapter, Host
 from firstlight.core.run import Endpoint, LaunchSpec, Overlay
 from firstlight.core.saved import SavedPlan
 from firstlight.core.verdict import BenchReport, Verdict
+from firstlight.engines.command import option_value
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,6 +87,11 @@ class Session:
             raise FirstlightError("no-checkpoint", "the model has not been inspected", hint="run the inspect stage first")
         return self.checkpoint
 
+    @property
+    def dummy_weights(self) -> bool:
+        """Whether the user has the engine invent its weights (`-- --load-format dummy`): then a config alone can be started."""
+        return option_value(self.intent.extra_args, "--load-format") == "dummy"
+
     def save(self, value: Any, name: str) -> None:
         if self.folder is not None and value is not None:
             self.folder.save(value, name)
@@ -94,7 +100,8 @@ class Session:
         """Adds findings once each, marks what the user overrides by name, and announces the new ones."""
         seen = {(f.code, f.message) for f in self.findings}
         for found in findings:
-            finding = msgspec.structs.replace(found, ignored=found.ignored or found.code in self.options.ignore)
+            overridden = found.code in self.options.ignore or (found.code == "weights-absent" and self.dummy_weights)
+            finding = msgspec.structs.replace(found, ignored=found.ignored or overridden)
             if (finding.code, finding.message) not in seen:
                 self.findings.append(finding)
                 self.emitter.emit("finding", code=finding.code, severity=str(finding.severity), message=finding.message)

@@ -27,7 +27,7 @@ def command(
 ) -> int:
     """GPUs, links, memory, limits, ports, disks under PATH, engines. Needs nothing on the target but POSIX sh."""
     from firstlight.app.machine_page import save_raw, show_machine
-    from firstlight.app.preflighting import hints_for
+    from firstlight.app.stages.look import engine_hints
     from firstlight.engines.registry import load_adapters
     from firstlight.probe.engines import find_engines
     from firstlight.probe.hosts import open_host
@@ -36,7 +36,7 @@ def command(
     where, texts = open_host(host), dict[str, str]()
     machine = probe_machine(where, paths=paths, raw=texts, measure_reads=read_speed, test_peers=peer_copies)
     if not no_engines:
-        machine = msgspec.structs.replace(machine, engines=find_engines(where, load_adapters(), hints=hints_for(where, engine_python)))
+        machine = msgspec.structs.replace(machine, engines=find_engines(where, load_adapters(), hints=engine_hints(where, engine_python)))
     save_raw(raw, texts)
     emit(machine, output, lambda: show_machine(machine))
     return 0

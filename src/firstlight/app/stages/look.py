@@ -4,7 +4,7 @@ import asyncio
 
 import msgspec
 
-from firstlight.app.places import cache_folder, state_folder
+from firstlight.app.places import cache_folder, data_folder, state_folder
 from firstlight.app.session import Session
 from firstlight.app.stages import describe, stale
 from firstlight.catalog.presets import find_preset
@@ -14,7 +14,7 @@ from firstlight.core.fetch import Fetched
 from firstlight.core.findings import Finding, blockers
 from firstlight.core.machine import EngineInstall
 from firstlight.core.plan import EngineRef, PlanSet
-from firstlight.core.ports import EngineAdapter
+from firstlight.core.ports import EngineAdapter, Host
 from firstlight.core.units import format_bytes
 
 
@@ -61,7 +61,7 @@ async def probe(session: Session) -> str:
 
     places = (session.model.path, str(cache_folder()), str(state_folder()))
     paths = [p for p in places if p and session.host.stat(p) is not None]
-    hints = engine_hints(session.intent.engine_python)
+    hints = engine_hints(session.host, session.intent.engine_python)
     machine = await asyncio.to_thread(probe_machine, session.host, paths=paths, raw=session.raw)
     engines = await asyncio.to_thread(find_engines, session.host, session.adapters, hints=hints)
     session.machine = msgspec.structs.replace(machine, engines=engines)
@@ -74,12 +74,12 @@ async def probe(session: Session) -> str:
     return describe.machine(session.machine, session.install)
 
 
-def engine_hints(engine_python: str | None) -> list[str]:
-    """Interpreters to ask, the user's word first, then the environments that firstlight made."""
-    from firstlight.app.places import data_folder
-
-    made = sorted(data_folder().glob("engines/*/bin/python"), reverse=True)
-    return ([engine_python] if engine_python else []) + [str(p) for p in made]
+def engine_hints(host: Host, engine_python: str | None) -> list[str]:
+    """Interpreters to ask, the user's word first, then the environments that firstlight made here. Another host is asked for its own."""
+    named = [engine_python] if engine_python else []
+    if not host.is_local:
+        return named
+    return named + [str(p) for p in sorted(data_folder().glob("engines/*/bin/python"), reverse=True)]
 
 
 def choose_engine(session: Session) -> tuple[EngineAdapter, EngineInstall]:

@@ -29,6 +29,7 @@ def api_key(endpoint: Endpoint) -> str | None:
 
 async def verify(session: Session) -> str:
     """No "ready" without a coherent answer. A failed check that was not accepted by name ends the run with exit 6."""
+    from firstlight.verify.claimed import claims_for
     from firstlight.verify.verify import verify as verify_endpoint
 
     endpoint = endpoint_of(session)
@@ -38,6 +39,7 @@ async def verify(session: Session) -> str:
         accept=session.options.accept,
         on_check=lambda check: _announce(session, check),
         api_key=api_key(endpoint),
+        claims=claims_for(session.checkpoint, session.plan_set.best.args if session.plan_set and session.plan_set.best else []),
     )
     session.save(session.verdict, "verdict.json")
     if session.verdict.passed and session.folder:

@@ -23,7 +23,9 @@ FIRST_PORT = 8000
 
 async def fetch(session: Session) -> str:
     """Weights on disk. A model that is there already costs nothing; more than 1 GB is asked for first."""
-    if session.model.path is not None:
+    if session.dummy_weights and session.model.path is not None:
+        return "dummy weights, as asked"
+    if session.model.path is not None and session.model.format != "config-only":
         return "already on this disk"
     if session.model.format == "config-only":
         raise FirstlightError(
