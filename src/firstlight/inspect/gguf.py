@@ -14,11 +14,12 @@ from firstlight.core.errors import InputError
 MAGIC = b"GGUF"
 WINDOW = 1 << 20
 KEY_LIMIT = 65_535
-PAIR_LIMIT = 1_000_000
-TENSOR_LIMIT = 1_000_000
+PAIR_LIMIT = 65_536
+TENSOR_LIMIT = 131_072  # Kimi K2 has 1,096
 DIMENSIONS = 4
 KEEP_ITEMS = 4096  # arrays up to this length are kept; longer ones are stepped over and only counted
-TEXT_LIMIT = 64 << 20
+KEPT_ITEMS = 262_144  # of all arrays together: a file must not make us hold eight times its own size
+TEXT_LIMIT = 16 << 20  # of all texts together; chat templates have some kilobytes
 ALIGNMENT = 32
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _STRING, _ARRAY = 8, 9
@@ -64,6 +65,8 @@ class _Cursor:
         self._start = 0
         self.window = b""
         self.at = 0
+        self.items_left = KEPT_ITEMS
+        self.text_left = TEXT_LIMIT
 
     @property
     def position(self) -> int:
@@ -184,7 +187,9 @@ def _read_value(cursor: _Cursor, key: str, kind: int, values: dict[str, Any]) ->
     if kind in _SCALARS:
         values[key] = cursor.number(_SCALARS[kind])
     elif kind == _STRING:
-        values[key] = cursor.text(TEXT_LIMIT).decode("utf-8", "replace")
+        raw = cursor.text(cursor.text_left)
+        cursor.text_left -= len(raw)
+        values[key] = raw.decode("utf-8", "replace")
     elif kind == _ARRAY:
         _read_array(cursor, key, values)
     else:
@@ -201,7 +206,8 @@ def _read_array(cursor: _Cursor, key: str, values: dict[str, Any]) -> None:
     values[key + "#length"] = count
     if kind == _STRING:
         cursor.skip_strings(count)
-    elif count <= KEEP_ITEMS:
+    elif count <= min(KEEP_ITEMS, cursor.items_left):
+        cursor.items_left -= count
         form = struct.Struct(f"{cursor.order}{count}{_SCALARS[kind]}")
         values[key] = list(form.unpack(cursor.take(form.size)))
     else:

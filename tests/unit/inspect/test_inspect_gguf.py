@@ -3,6 +3,7 @@
 import os
 import struct
 import time
+import tracemalloc
 
 import gguf as reference
 import gguf_made as made
@@ -214,3 +215,23 @@ def test_sliding_layers_by_list_and_by_rule():
     for pattern in ({}, {"gpt-oss.attention.sliding_window_pattern": [True, False, True, False]}):
         groups = kv_cache_groups(normalise(gguf_config(base | pattern)).fields)
         assert [(g.kind, g.layers, g.window) for g in groups] == [("sliding-window", [0, 2], 128), ("full", [1, 3], None)]
+
+
+def test_a_file_full_of_lists_is_not_held_in_memory():
+    values = {f"list.{i}": [i] * 4000 for i in range(500)}
+    raw, _ = made.header(made.llama() | values, [])
+    tracemalloc.start()
+    try:
+        header = _read(raw)
+        assert tracemalloc.get_traced_memory()[1] < 32 << 20
+    finally:
+        tracemalloc.stop()
+    assert header.values["list.499#length"] == 4000
+    assert "list.499" not in header.values
+
+
+def test_more_text_than_any_model_has():
+    raw, _ = made.header({f"text.{i}": "x" * (1 << 20) for i in range(20)}, [])
+    with pytest.raises(InputError) as error:
+        _read(raw)
+    assert error.value.code == "gguf-absurd-count"
