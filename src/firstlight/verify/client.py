@@ -11,6 +11,8 @@ import httpx2
 
 from firstlight.verify.answers import Answer, AnswerBuilder, NoAnswer, answer_from_body
 
+STALL_SECONDS = 20.0
+
 
 class Api:
     """The endpoint's HTTP surface. base_url ends in /v1; the key is sent as a bearer token and kept nowhere else.
@@ -19,11 +21,11 @@ class Api:
     """
 
     def __init__(
-        self, base_url: str, model: str, *, api_key: str | None = None, request_seconds: float = 120.0, stall_seconds: float = 20.0
+        self, base_url: str, model: str, *, api_key: str | None = None, request_seconds: float = 120.0, stall_seconds: float | None = None
     ) -> None:
         self.base_url = base_url.rstrip("/")
         self.model = model
-        self.stall_seconds = stall_seconds
+        self.stall_seconds = STALL_SECONDS if stall_seconds is None else stall_seconds
         self.request_seconds = request_seconds
         headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         limits = httpx2.Limits(max_connections=None, max_keepalive_connections=32)

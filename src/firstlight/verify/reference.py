@@ -69,17 +69,23 @@ def _kept(row: TokenRow, tokens: int | None) -> ReferenceRow:
 
 
 def divergence(trusted: ReferenceRow, other: ReferenceRow) -> float:
-    """KL(trusted || other) in nats over the trusted row's tokens, the rest of each row as one outcome; absent tokens count as FLOOR."""
+    """KL(trusted || other) in nats over the trusted row's tokens, with the rest of each row as one more outcome."""
     theirs = dict(zip(other.tokens, other.logprobs, strict=True))
-    floor = min([FLOOR, *other.logprobs])
+    absent = _absent(other)
     total = p_sum = q_sum = 0.0
     for token, value in zip(trusted.tokens, trusted.logprobs, strict=True):
-        seen = theirs.get(token, max(floor, min(other.logprobs)))
+        seen = theirs.get(token, absent)
         p, q = math.exp(value), math.exp(seen)
         total += p * (value - seen)
         p_sum, q_sum = p_sum + p, q_sum + q
     p_rest, q_rest = max(1e-6, 1 - p_sum), max(1e-6, 1 - q_sum)
     return max(0.0, total + p_rest * math.log(p_rest / q_rest))
+
+
+def _absent(row: ReferenceRow) -> float:
+    """The most that a token which a row does not list can have: no more than its last, no more than what the row leaves over."""
+    left = 1 - sum(math.exp(v) for v in row.logprobs)
+    return max(FLOOR, min(row.logprobs[-1], math.log(max(left, 1e-9))))
 
 
 class Distance(NamedTuple):

@@ -1,0 +1,150 @@
+"""Every check against an endpoint that keeps the contract, and against the same one with a fault."""
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from corrupt.engines import free_port, liar, process
+
+from firstlight.core.errors import UsageError
+from firstlight.core.run import Endpoint
+from firstlight.core.verdict import CheckResult, Verdict
+from firstlight.verify.session import Claims
+from firstlight.verify.verify import CHECKS, verify
+
+SERVER = Path(__file__).with_name("verify_fluent.py")
+ALL = Claims(tools=True, tool_parser="hermes", json_schema=True, vision=True)
+
+
+@contextmanager
+def fluent(*faults: str) -> Iterator[Endpoint]:
+    port = free_port()
+    with process([sys.executable, str(SERVER), str(port), *faults], port):
+        yield Endpoint(base_url=f"http://127.0.0.1:{port}/v1", model="demo")
+
+
+@pytest.fixture(scope="module")
+def good() -> Iterator[Endpoint]:
+    with fluent() as endpoint:
+        yield endpoint
+
+
+def failed(verdict: Verdict) -> set[str]:
+    return {c.name for c in verdict.checks if not c.passed and not c.skipped}
+
+
+async def test_a_fluent_endpoint_passes_every_check_of_the_full_profile(good: Endpoint) -> None:
+    shown: list[CheckResult] = []
+    verdict = await verify(good, profile="full", claims=ALL, on_check=shown.append)
+    assert failed(verdict) == set()
+    assert verdict.passed
+    assert [c.name for c in verdict.checks if c.skipped] == ["reasoning"]
+    assert [c.name for c in shown] == [c.name for c in verdict.checks] == [c.name for c in CHECKS if "chat" in c.kinds]
+    assert verdict.cannot_see
+
+
+@pytest.mark.parametrize(
+    ("fault", "check", "claims"),
+    [
+        ("miscount", "usage", Claims()),
+        ("stopless", "stop-strings", Claims()),
+        ("lenient", "errors", Claims()),
+        ("sticky", "cancel", Claims()),
+        ("seedless", "seed", Claims()),
+        ("other-stream", "streaming", Claims()),
+        ("uniform", "logprob-sanity", Claims()),
+        ("nan", "logprob-sanity", Claims()),
+        ("no-parser", "tools", ALL),
+        ("wrong-parser", "tools", ALL),
+        ("leaks", "reasoning", Claims(reasoning=True)),
+    ],
+)
+async def test_each_fault_is_found_by_its_own_check(fault: str, check: str, claims: Claims) -> None:
+    with fluent(fault) as endpoint:
+        verdict = await verify(endpoint, profile="full", checks=[check], claims=claims)
+    assert check in failed(verdict)
+    assert not verdict.passed
+
+
+async def test_parser_faults_are_named() -> None:
+    for fault, code in (("no-parser", "tool-parser-missing"), ("wrong-parser", "tool-parser-model-mismatch")):
+        claims = Claims(tools=True, tool_parser="mistral")
+        with fluent(fault) as endpoint:
+            verdict = await verify(endpoint, checks=["tools"], claims=claims)
+        tools = next(c for c in verdict.checks if c.name == "tools")
+        assert tools.evidence[0].startswith(code)
+
+
+async def test_reasoning_apart_from_the_answer_passes() -> None:
+    with fluent("thinks") as endpoint:
+        verdict = await verify(endpoint, checks=["reasoning"], claims=Claims(reasoning=True))
+    assert verdict.passed
+
+
+async def test_base_embedding_and_reward_models_get_their_own_checks(good: Endpoint) -> None:
+    with fluent("no-template") as endpoint:
+        base = await verify(endpoint, claims=Claims(kind="base"))
+    assert base.passed
+    assert "chat" not in {c.name for c in base.checks}
+    for kind, name in (("embedding", "embeddings"), ("reward", "rewards")):
+        verdict = await verify(good, claims=Claims(kind=kind))
+        assert verdict.passed
+        assert {c.name for c in verdict.checks} == {"models", name}
+    with fluent("zeros") as endpoint:
+        assert not (await verify(endpoint, claims=Claims(kind="embedding"))).passed
+
+
+async def test_an_accepted_failure_passes_and_stays_visible() -> None:
+    with fluent("miscount") as endpoint:
+        verdict = await verify(endpoint, checks=["usage"], accept=frozenset({"usage"}))
+    usage = next(c for c in verdict.checks if c.name == "usage")
+    assert verdict.passed
+    assert usage.accepted
+    assert not usage.passed
+
+
+async def test_the_budget_leaves_what_is_essential(good: Endpoint) -> None:
+    verdict = await verify(good, budget_seconds=0)
+    notes = {c.name: c.note for c in verdict.checks}
+    assert verdict.passed
+    assert notes["usage"] == notes["cancel"] == "time budget spent"
+    assert notes["known-answers"] is None
+
+
+async def test_unknown_names_are_usage_errors(good: Endpoint) -> None:
+    with pytest.raises(UsageError, match="no check 'cohesion'"):
+        await verify(good, checks=["cohesion"])
+    with pytest.raises(UsageError, match="no profile 'fast'"):
+        await verify(good, profile="fast")
+
+
+async def test_nobody_there_is_a_verdict_not_an_exception() -> None:
+    verdict = await verify(Endpoint(base_url=f"http://127.0.0.1:{free_port()}/v1", model="demo"))
+    assert not verdict.passed
+    assert verdict.checks[0].note == "the endpoint does not answer"
+    assert all(c.skipped for c in verdict.checks[1:])
+
+
+@pytest.mark.parametrize(("kind", "caught_by"), [("bang", "no-floods"), ("echo", "known-answers"), ("canned", "known-answers")])
+async def test_servers_that_answer_without_sense_fail_coherence(kind: str, caught_by: str) -> None:
+    with liar(kind) as endpoint:
+        verdict = await verify(endpoint)
+    assert not verdict.passed
+    assert caught_by in failed(verdict)
+
+
+async def test_a_server_that_stalls_after_its_first_token_is_named_and_the_rest_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("firstlight.verify.client.STALL_SECONDS", 0.5)
+    with liar("stall") as endpoint:
+        verdict = await verify(endpoint)
+    chat = next(c for c in verdict.checks if c.name == "chat")
+    assert "inside the stream" in chat.evidence[0]
+    assert verdict.seconds < 10
+
+
+async def test_crossed_answers_are_found(good: Endpoint) -> None:
+    with liar("crossed", upstream=good) as endpoint:
+        verdict = await verify(endpoint, checks=["parallel"])
+    assert "parallel" in failed(verdict)
