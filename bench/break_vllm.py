@@ -199,7 +199,8 @@ CASES = [
     Case("kv-transfer", ("kv-connector-invalid",), ("--kv-transfer-config", '{"kv_connector": "NoSuchConnector", "kv_role": "kv_both"}')),
     Case("certificate", ("file-not-found",), ("--ssl-keyfile", "/nonexistent/key.pem", "--ssl-certfile", "/nonexistent/cert.pem")),
     Case("logging-config", ("logging-config-invalid",), env={"VLLM_LOGGING_CONFIG_PATH": "/nonexistent/log.json"}),
-    Case("world-size", ("world-size-too-large", "process-killed", "cause-not-visible"), ("-tp", "2", "-pp", "2")),
+    Case("dp-local", ("bad-flag-combination",), ("--data-parallel-size", "2", "--data-parallel-size-local", "3")),
+    Case("stopped", ("stopped-while-starting",), during=send("EngineCore", "Starting to load", signal.SIGTERM)),
     Case("ulimit-files", ("ulimit-nofile",), prefix=("bash", "-c", 'ulimit -n 48; exec "$@"', "_")),
     Case(
         "memory-limit",

@@ -46,9 +46,23 @@ def by_exit(reader: LogReader, exit_status: int | None, facts: dict[str, Any], c
         return _made(rule_of("host-ram-oom"), seen, facts, confidence=_PROVEN)
     if signal == 9:
         return _made(rule_of("process-killed"), seen, facts)
+    if _told_to_stop(reader, signal):
+        return _made(rule_of("stopped-while-starting"), seen, facts)
     if signal in _CRASHES:
         return _made(rule_of("process-crashed"), seen, facts)
     return _made(rule_of("cause-not-visible"), seen or _last(reader), facts)
+
+
+def _told_to_stop(reader: LogReader, signal: int | None) -> bool:
+    """A stop before ready with no error before it."""
+    if reader.ready_line is not None:
+        return False
+    first_error = min(
+        (s.unit.line for s in reader.seen if s.unit.logged in ("ERROR", "CRITICAL") or s.unit.kind == "exception"), default=None
+    )
+    if reader.signal_line is not None:
+        return first_error is None or reader.signal_line < first_error
+    return signal in (2, 15) and first_error is None
 
 
 def _made(rule: Rule, seen: list[Evidence], facts: Mapping[str, Any], *, confidence: float | None = None) -> tuple[Cause, list[Remedy]]:

@@ -52,11 +52,12 @@ class Unit(Struct, kw_only=True):
 class _Stream:
     """What one process is in the middle of printing."""
 
-    __slots__ = ("chain", "frames", "indent", "linked", "open", "order", "source", "unit")
+    __slots__ = ("chain", "flat", "frames", "indent", "linked", "open", "order", "source", "unit")
 
     def __init__(self) -> None:
         self.open = False
         self.indent = 0
+        self.flat = False
         self.frames: list[str] = []
         self.unit: Unit | None = None
         self.source: str | None = None
@@ -95,7 +96,7 @@ class Collector:
         return sorted(units, key=lambda u: u.line)
 
     def _begin(self, stream: _Stream, line: Line) -> None:
-        stream.open, stream.frames, stream.source = True, [], line.source
+        stream.open, stream.flat, stream.frames, stream.source = True, False, [], line.source
         stream.indent = len(line.text) - len(line.text.lstrip(" "))
         if stream.linked:
             stream.order += 1
@@ -113,6 +114,11 @@ class Collector:
         if line.header and line.source != stream.source:
             stream.open = False
             return self._after(stream, line, text)
+        if text.startswith('File "'):
+            stream.flat = True
+        if stream.flat and not _EXCEPTION.match(text):
+            stream.frames.append(text.strip())
+            return []
         m = _IN_TRACEBACK.match(text)
         if m is None and not stream.frames:
             return []

@@ -116,6 +116,7 @@ _TRANSPORT = (
     re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d+)?(?:Z|[+-]\d\d:?\d\d) (?:std(?:out|err) [FP] )?(?:[\w.-]+ [\w.@-]+\[\d+\]: )?"),
     re.compile(r"(?:Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec) [ \d]\d \d\d:\d\d:\d\d(?:\.\d+)? [\w.-]+ [\w.@/-]+(?:\[\d+\])?: "),
     re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} DEBG '[^']+' std(?:out|err) output:\s?"),
+    re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d(?:[.,]\d+)? (?:\| ?|(?=\((?:APIServer|EngineCore|Worker|Vllm|Ray)|[A-Z]{4,8} \d\d-\d\d ))"),
     re.compile(r"\[\d+,\d+\]<std(?:out|err)>:\s?"),
     re.compile(r"\d{1,4}: "),
     re.compile(r"[A-Za-z0-9][\w.-]* +\| (?! {4,}\|)"),

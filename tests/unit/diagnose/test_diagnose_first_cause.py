@@ -188,3 +188,16 @@ def test_a_start_that_fails_after_it_stopped_its_engine_still_has_a_cause() -> N
     found = diagnose(text.encode(), exit_status=1)
     assert found.cause is not None
     assert found.cause.code == "file-not-found"
+
+
+def test_a_log_pasted_as_one_line_is_taken_apart() -> None:
+    head = "(Worker_TP1 pid=31) ERROR 10-12 08:00:09 [multiproc_executor.py:888]"
+    parts = [
+        "Traceback (most recent call last):",
+        'File "/x/vllm/v1/worker/gpu_worker.py", line 356, in load_model',
+        "self.model_runner.load_model()",
+        "torch.OutOfMemoryError: CUDA out of memory.",
+    ]
+    found = diagnose((" ".join(f"{head} {part}" for part in parts) + "\n").encode())
+    assert found.cause is not None
+    assert (found.cause.code, found.cause.evidence[0].worker) == ("oom-weight-load", "Worker_TP1")
