@@ -135,9 +135,8 @@ def main() -> int:
     spec_of = {"fake": lambda: kit.fake("plain"), "llamacpp": kit.llama, "vllm": kit.vllm}[options.engine]
     rows = [row for cold in ([True, False] if options.model else [False]) for row in measure(spec_of, options.model, options.rounds, cold)]
     size = sum(f.stat().st_size for f in weight_files(options.model))
-    print(
-        f"\n{options.engine}, {size / 2**30:.2f} GiB of weights, {options.rounds} rounds\n{'way':26}{'cache':6}{'median':>9}{'fastest':>9}{'to bare':>9}"
-    )
+    print(f"\n{options.engine}, {size / 2**30:.2f} GiB of weights, {options.rounds} rounds")
+    print(f"{'way':26}{'cache':6}{'median':>9}{'fastest':>9}{'to bare':>9}")
     for row in rows:
         base = next(r["fastest"] for r in rows if r["way"] == "bare" and r["cache"] == row["cache"])
         row["to_bare_percent"] = round(100 * (row["fastest"] / base - 1), 2)

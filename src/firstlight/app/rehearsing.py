@@ -12,13 +12,16 @@ import msgspec
 
 from firstlight.app.session import Session
 from firstlight.app.stages import start as starting
+from firstlight.app.stages.watching import EngineFailed
 from firstlight.core.answer import RehearsalReport
+from firstlight.core.diagnosis import Cause, Diagnosis, Remedy, Safety
 from firstlight.core.errors import FirstlightError, HostError
+from firstlight.core.plan import Candidate
 from firstlight.core.ports import Host
 from firstlight.core.run import LaunchSpec, RunState
 from firstlight.core.units import format_seconds, gib
 from firstlight.diagnose.diagnose import diagnose
-from firstlight.launch.client import SupervisorClient, SupervisorEvent, python_of, start
+from firstlight.launch.client import Options, SupervisorClient, SupervisorEvent, python_of, start
 from firstlight.rehearse.decide import decide
 from firstlight.rehearse.rehearse import Observation, Observe, rehearse
 from firstlight.watch.eta import phase_seconds
@@ -41,7 +44,10 @@ print(json.dumps(dict(metrics=metrics[1] if metrics[0] == 200 else "", completio
 
 
 async def rehearse_stage(session: Session) -> str:
-    """The stage of `up`: decides, rehearses, and leaves the report in the session. Raises FirstlightError where the plan is refuted."""
+    """The stage of `up`: decides, rehearses, and leaves the report in the session.
+
+    Raises EngineFailed where the plan is refuted and the cause is known, so that healing plans around it before weights are read.
+    """
     decision = decide(
         session.options.rehearse, candidate=session.best, weights_missing=session.model.path is None, engine=session.best.engine.name
     )
@@ -50,11 +56,28 @@ async def rehearse_stage(session: Session) -> str:
     session.emitter.emit("say", text=f"rehearsing: {decision.because}")
     if session.folder:
         session.folder.update(state=RunState.REHEARSING)
-    report = await rehearse_plan(session, depth="auto")
+    diagnoses: list[Diagnosis] = []
+    report = await rehearse_plan(session, depth="auto", diagnoses=diagnoses)
+    refuted = diagnoses[-1] if diagnoses else too_long(session.best, report)
+    if not report.passed and refuted is not None and refuted.cause is not None:
+        raise EngineFailed(refuted, evidence=tuple(e.text for e in refuted.cause.evidence[:4]), hint=None)
     return summary(report)
 
 
-async def rehearse_plan(session: Session, *, depth: str, patience: float = 900.0) -> RehearsalReport:
+def too_long(candidate: Candidate, report: RehearsalReport) -> Diagnosis | None:
+    """An extrapolated KV cache that holds no request of the planned length, as a diagnosis with its remedy; None for anything else."""
+    if not report.extrapolated or report.kv_tokens is None or (candidate.max_model_len or 0) <= report.kv_tokens:
+        return None
+    fits = report.kv_tokens // 1024 * 1024
+    because = f"the rehearsal's line gives {report.kv_tokens:,} tokens of KV cache"
+    remedy = Remedy(change={"max_model_len": fits}, safety=Safety.SAFE, because=because, source="rehearsal")
+    cause = Cause(code="context-does-not-fit", title=report.refusal or "the context does not fit", confidence=0.9)
+    return Diagnosis(outcome="failed", cause=cause, remedies=[remedy] if fits > 0 else [])
+
+
+async def rehearse_plan(
+    session: Session, *, depth: str, patience: float = 900.0, diagnoses: list[Diagnosis] | None = None
+) -> RehearsalReport:
     """Rehearses the session's plan with its final flags and the overlay's path, so that the launch meets the same compile cache."""
     if session.folder is None or session.machine is None or session.install is None:
         raise FirstlightError("no-run-folder", "a rehearsal needs a run folder, a machine and an engine")
@@ -68,7 +91,7 @@ async def rehearse_plan(session: Session, *, depth: str, patience: float = 900.0
         machine=session.machine,
         install=session.install,
         config=_config(session.host, spec.model_path),
-        observe=observer(session.host, folder, version=session.install.version),
+        observe=observer(session.host, folder, version=session.install.version, diagnoses=[] if diagnoses is None else diagnoses),
         port=starting.free_port(session),
         depth=depth,
         patience=patience,
@@ -88,24 +111,24 @@ def _config(host: Host, model_path: str | None) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def observer(host: Host, folder: str, *, version: str | None) -> Observe:
-    """Each observed start has a folder of its own under `FOLDER/rehearsal/`."""
+def observer(host: Host, folder: str, *, version: str | None, diagnoses: list[Diagnosis]) -> Observe:
+    """Each observed start has a folder of its own under `FOLDER/rehearsal/` and ends with this process. Failures add to `diagnoses`."""
     count = 0
 
     def observe(spec: LaunchSpec, patience: float) -> Observation:
         nonlocal count
         count += 1
         path = posixpath.join(folder, "rehearsal", str(count))
-        client = start(host, folder=path, spec=spec, run=f"{posixpath.basename(folder)}-rehearsal-{count}")
+        client = start(host, folder=path, spec=spec, options=Options(held=True), run=f"{posixpath.basename(folder)}-rehearsal-{count}")
         try:
-            return _watch(client, spec, patience, version)
+            return _watch(client, spec, patience, version, diagnoses)
         finally:
             client.stop()
 
     return observe
 
 
-def _watch(client: SupervisorClient, spec: LaunchSpec, patience: float, version: str | None) -> Observation:
+def _watch(client: SupervisorClient, spec: LaunchSpec, patience: float, version: str | None, diagnoses: list[Diagnosis]) -> Observation:
     begun, log, data = time.monotonic(), EngineLog(spec.engine, version), b""
     events = _events(client)
     ending: SupervisorEvent | None = None
@@ -122,11 +145,11 @@ def _watch(client: SupervisorClient, spec: LaunchSpec, patience: float, version:
         log.feed(piece, time.time())
     seconds = time.monotonic() - begun
     if ending is not None and ending.kind == "ready":
-        return _ready(client, spec, data, log, seconds)
+        return _ready(client, spec, data, log, seconds, diagnoses)
     data += _read(client, len(data))
     if ending is None:
         return Observation(ready=False, timed_out=True, seconds=seconds, log=data)
-    return _failed(client, spec, data, seconds, version, phases=phase_seconds(log))
+    return _failed(client, spec, data, seconds, version, diagnoses, phases=phase_seconds(log))
 
 
 def _events(client: SupervisorClient) -> "queue.Queue[SupervisorEvent | None]":
@@ -134,7 +157,7 @@ def _events(client: SupervisorClient) -> "queue.Queue[SupervisorEvent | None]":
     found: queue.Queue[SupervisorEvent | None] = queue.Queue()
 
     def follow() -> None:
-        for event in client.events():
+        for event in client.events(hold=True):
             found.put(event)
         found.put(None)
 
@@ -149,7 +172,9 @@ def _read(client: SupervisorClient, position: int) -> bytes:
         return b""
 
 
-def _ready(client: SupervisorClient, spec: LaunchSpec, data: bytes, log: EngineLog, seconds: float) -> Observation:
+def _ready(
+    client: SupervisorClient, spec: LaunchSpec, data: bytes, log: EngineLog, seconds: float, diagnoses: list[Diagnosis]
+) -> Observation:
     """Asks one completion: some engines are ready and die of their first request."""
     body = {"model": spec.served_model_name, "prompt": "1 2 3", "max_tokens": 4, "temperature": 0}
     address = f"http://127.0.0.1:{spec.port}"
@@ -165,15 +190,23 @@ def _ready(client: SupervisorClient, spec: LaunchSpec, data: bytes, log: EngineL
     seen = msgspec.structs.replace(seen, phase_seconds=phase_seconds(log))
     if seen.answered:
         return seen
-    failed = _failed(client, spec, data + more, seconds, log.version, phases=seen.phase_seconds)
+    failed = _failed(client, spec, data + more, seconds, log.version, diagnoses, phases=seen.phase_seconds)
     return msgspec.structs.replace(seen, refusal=failed.refusal or f"its first completion: {status} {text[:200]}", code=failed.code)
 
 
 def _failed(
-    client: SupervisorClient, spec: LaunchSpec, data: bytes, seconds: float, version: str | None, *, phases: dict[str, float]
+    client: SupervisorClient,
+    spec: LaunchSpec,
+    data: bytes,
+    seconds: float,
+    version: str | None,
+    diagnoses: list[Diagnosis],
+    *,
+    phases: dict[str, float],
 ) -> Observation:
     exit_record = client.exit() or {}
     found = diagnose(data, engine=spec.engine, version=version, exit_status=exit_record.get("returncode"))
+    diagnoses.append(found)
     cause = found.cause
     text = exit_record.get("message") or (f"{cause.title}" if cause else None)
     return Observation(

@@ -51,6 +51,7 @@ class Options(Struct, frozen=True, kw_only=True):
 
     on_event: argv run for ready, failed, died, restarted, wedged, stopping, ended, with FIRSTLIGHT_EVENT, _NAME and _DATA (JSON).
     before_restart: argv that allows a restart by exit 0 (a diagnosis, for example). tee: the log also on the supervisor's stdout.
+    held: the run ends when no client holds it any more, or none does within 15 s (a rehearsal whose `up` was killed).
     head_start: files that are read into the page cache while the engine imports.
     on_supervisor_death: `stop` (the engine gets its stop signal from the kernel) or `keep` (the next command adopts it).
     """
@@ -63,6 +64,7 @@ class Options(Struct, frozen=True, kw_only=True):
     log_max_bytes: int = 256 << 20
     log_keep: int = 3
     tee: bool = False
+    held: bool = False
     head_start: HeadStart | None = None
 
 
@@ -279,15 +281,18 @@ class SupervisorClient:
         """Ends whatever of this run lives without a supervisor that answers; returns the proof."""
         return self._tool("sweep", timeout=120.0)
 
-    def events(self, from_byte: int = 0) -> Iterator[SupervisorEvent]:
-        """Every event from `from_byte` on, then live ones as they come; ends when the supervisor is gone."""
+    def events(self, from_byte: int = 0, *, hold: bool = False) -> Iterator[SupervisorEvent]:
+        """Every event from `from_byte` on, then live ones as they come; ends when the supervisor is gone.
+
+        hold: this reader holds the run (see Options.held) for as long as it lives.
+        """
         try:
             channel = self._connect()
         except HostError:
             yield from self.past_events(from_byte)
             return
         try:
-            channel.send(json.dumps({"op": "events", "from_byte": from_byte}).encode() + b"\n")
+            channel.send(json.dumps({"op": "events", "from_byte": from_byte, "hold": hold}).encode() + b"\n")
             yield from _event_lines(iter(channel.receive, b""), from_byte)
         except HostError:
             return

@@ -341,3 +341,13 @@ def test_damaged_records_do_not_hide_the_engine(runs: Runs) -> None:
     found = find_processes(runs.host, client.folder)
     assert [p.pid for p in found.processes] == [status.engine.pid]
     assert stop_orphans(runs.host, client.folder)["clean"] is True
+
+
+def test_a_held_run_ends_with_its_holder(runs: Runs) -> None:
+    client = runs.start("ready", options=Options(held=True))
+    holder = client.host.connect(str(client.status().socket))
+    holder.send(b'{"op": "events", "from_byte": 0, "hold": true}\n')
+    until(client, "ready")
+    holder.close()
+    assert until(client, "ended").data["clean"] is True
+    assert client.status().reason == "stopped"

@@ -22,6 +22,7 @@ class Client:
         self._control, self._socket = control, connection
         self._in, self._out = bytearray(), bytearray()
         self.wants_events = False
+        self.holds = False
         connection.setblocking(False)
         control.selector.register(connection, selectors.EVENT_READ, self._ready)
 
@@ -74,14 +75,22 @@ class Client:
         if self._socket.fileno() >= 0:
             self._control.selector.unregister(self._socket)
             self._socket.close()
-        self._control.clients.discard(self)
+        if self in self._control.clients:
+            self._control.clients.discard(self)
+            self._control.released(self)
 
 
 class Control:
     """Listens in the run folder, or in the short private folder where the path is too long or the file system has no sockets."""
 
-    def __init__(self, selector: selectors.BaseSelector, places: list[str], answer: Callable[[Client, dict[str, Any]], None]) -> None:
-        self.selector, self._answer, self._places = selector, answer, places
+    def __init__(
+        self,
+        selector: selectors.BaseSelector,
+        places: list[str],
+        answer: Callable[[Client, dict[str, Any]], None],
+        released: Callable[[], None],
+    ) -> None:
+        self.selector, self._answer, self._places, self._released = selector, answer, places, released
         self.clients: set[Client] = set()
         self.listen()
 
@@ -126,6 +135,11 @@ class Control:
             client.reply({"ok": False, "error": f"not a request: {e}"})
             return
         self._answer(client, request)
+
+    def released(self, client: Client) -> None:
+        """A client is gone; tells when it was the last one that held the run."""
+        if client.holds and not any(c.holds for c in self.clients):
+            self._released()
 
     def broadcast(self, line: bytes) -> None:
         for client in [c for c in self.clients if c.wants_events]:

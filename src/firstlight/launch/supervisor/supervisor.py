@@ -24,6 +24,7 @@ from .policy import RestartPolicy
 from .records import EventFile, give_up_reserve, keep_reserve, visible_arguments, visible_environment, write_json
 
 VERSION = 1
+HOLDER_SECONDS = 15.0
 
 
 class Supervisor:
@@ -39,7 +40,7 @@ class Supervisor:
         self.children = Children(self.run_id)
         self.policy = RestartPolicy(self.options.get("restart") or {})
         self.runtime = engines.runtime_folder(folder)
-        self.control = Control(self.loop.selector, [folder, self.runtime], self._answer)
+        self.control = Control(self.loop.selector, [folder, self.runtime], self._answer, self._released)
         self.log = self._make_log()
         self.health = Health(self)
         self.keeper = Keeper(self)
@@ -79,10 +80,23 @@ class Supervisor:
         keep_reserve(self.folder)
         self.loop.start("keep", self.keeper.task())
         self._begin()
+        if self.options.get("held"):
+            self.loop.start("held", self._expect_holder())
         self.loop.run()
         self.control.close()
         self.events.flush()
         return 5 if self.state == "failed" else 0
+
+    def _expect_holder(self) -> Task:
+        yield HOLDER_SECONDS
+        if not any(c.holds for c in self.control.clients):
+            self._released()
+
+    def _released(self) -> None:
+        """A held run ends with the process that wanted it: nobody else would."""
+        if self.options.get("held") and self.state not in ("stopped", "failed", "stopping"):
+            self.event("released", {})
+            self.stop()
 
     def event(self, kind: str, data: Mapping[str, Any]) -> None:
         self.control.broadcast(self.events.write(kind, data))
@@ -371,6 +385,7 @@ class Supervisor:
         if op == "status":
             client.reply({"ok": True, **self.status()})
         elif op == "events":
+            client.holds = bool(request.get("hold"))
             self._stream(client, int(request.get("from_byte") or 0))
         elif op in ("stop", "restart"):
             self._waiting += [client] if request.get("wait", True) and op == "stop" else []
