@@ -1,9 +1,10 @@
 """How fast `fetch` is next to plain parallel downloaders, on one loopback server in one run; and how much memory it holds.
 
-    python bench/fetch.py [--shards 16] [--mib 64] [--rounds 5] [--to DIR]
+    python bench/fetch.py [--shards 16] [--mib 64] [--rounds 5] [--to DIR] [--link MB]
 
 plain: threads, http.client, `readinto` a 1 MiB buffer, `write`; no hash, no resume, no checks: as lean as Python gets.
 checked: the same, then sha256 of every file, as a careful person does it. hub: huggingface_hub.snapshot_download, 8 workers, no hash.
+--link: the server sends at most so many MB/s over all connections, as a network does; without it the CPUs are the limit.
 Each round runs all of them in turn, each in a process of its own; imports are not counted.
 """
 
@@ -21,6 +22,7 @@ import sys
 import tempfile
 import threading
 import time
+import urllib.request
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
@@ -135,6 +137,7 @@ def main() -> None:
     parser.add_argument("--mib", type=int, default=64)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--connections", type=int, default=4)
+    parser.add_argument("--link", type=float, default=0.0)
     parser.add_argument("--to", type=Path, default=None)
     for hidden in ("--child", "--port", "--hub"):
         parser.add_argument(hidden, help=argparse.SUPPRESS)
@@ -162,6 +165,10 @@ def report(args: argparse.Namespace, root: Path) -> None:
         port = int(server.stdout.readline())
         for which in (PLAIN, HUB, OURS):  # the server hashes its files once
             measure(which, port, root, args.connections, folder)
+        request = urllib.request.Request(
+            f"http://127.0.0.1:{port}/_faults", json.dumps({"link_bytes_per_second": args.link * 1e6}).encode(), method="POST"
+        )
+        urllib.request.urlopen(request).close()
         rounds = [{w: measure(w, port, root, args.connections, folder) for w in KINDS} for _ in range(args.rounds)]
     finally:
         server.kill()
@@ -170,7 +177,9 @@ def report(args: argparse.Namespace, root: Path) -> None:
 
 
 def show(args: argparse.Namespace, rounds: list[dict[str, dict[str, float]]], total: int, to: Path) -> None:
-    print(f"{args.shards} shards of {args.mib} MiB to {to}, {os.cpu_count()} CPUs, load {os.getloadavg()[0]:.1f}; MB/s (CPU seconds)")
+    print(
+        f"{args.shards} shards of {args.mib} MiB to {to}, {os.cpu_count()} CPUs, load {os.getloadavg()[0]:.1f}, link {args.link or 'unlimited'}; MB/s (CPU seconds)"
+    )
     print(f"{'round':>6} " + " ".join(f"{w:>14}" for w in KINDS) + f" {'of plain':>9} {'of hub':>7} {'peak MiB':>9}")
     for i, r in enumerate(rounds):
         cells = " ".join(f"{total / r[w]['seconds'] / 1e6:>7.0f} ({r[w]['cpu_seconds']:4.1f})" for w in KINDS)
@@ -181,18 +190,22 @@ def show(args: argparse.Namespace, rounds: list[dict[str, dict[str, float]]], to
     print(f"median {cells} {medians[PLAIN] / medians[OURS]:>9.2f} {medians[HUB] / medians[OURS]:>7.2f}")
     result = {
         "bytes": total,
-        "shards": args.shards,
         "rounds": args.rounds,
         "cpus": os.cpu_count(),
+        "load": round(os.getloadavg()[0], 1),
         "target": "tmpfs" if str(to).startswith("/dev/shm") else "disk",
         "median_bytes_per_second": {w: round(total / medians[w]) for w in KINDS},
+        "cpu_seconds": {w: round(statistics.median(r[w]["cpu_seconds"] for r in rounds), 2) for w in KINDS},
         "of_plain": round(medians[PLAIN] / medians[OURS], 3),
         "of_checked": round(medians[CHECKED] / medians[OURS], 3),
         "of_hub": round(medians[HUB] / medians[OURS], 3),
         "peak_mib": round(max(r[OURS]["peak_mib"] for r in rounds)),
     }
     (HERE / "results").mkdir(exist_ok=True)
-    (HERE / "results" / "fetch.json").write_text(json.dumps(result, indent=2) + "\n")
+    path = HERE / "results" / "fetch.json"
+    results = json.loads(path.read_text()) if path.exists() else {}
+    results[f"link-{args.link:.0f}MB" if args.link else "unlimited"] = result
+    path.write_text(json.dumps(results, indent=2) + "\n")
 
 
 if __name__ == "__main__":

@@ -39,6 +39,7 @@ class Faults:
     no_ranges: bool = False
     ignore_range_every: int = 0
     bytes_per_second: float = 0.0
+    link_bytes_per_second: float = 0.0
     stall_first: int = 0
     stall_seconds: float = 30.0
     signed_seconds: float = 0.0
@@ -279,6 +280,8 @@ class Handler(BaseHTTPRequestHandler):
     def _stream(self, path: Path, start: int, stop: int, *, stall: bool) -> None:
         hub, faults = self.server.hub, self.server.hub.faults
         block = 16 << 20 if not faults.bytes_per_second else max(1024, int(faults.bytes_per_second / 20))
+        if faults.link_bytes_per_second:
+            block = 256 << 10
         with path.open("rb") as file:
             at = start
             while at < stop:
@@ -292,6 +295,8 @@ class Handler(BaseHTTPRequestHandler):
                     hub.counts.bytes += sent
                 if faults.bytes_per_second:
                     time.sleep(sent / faults.bytes_per_second)
+                if faults.link_bytes_per_second:
+                    time.sleep(hub.link_wait(sent))
 
     # answers
 
@@ -347,6 +352,7 @@ class Hub:
         self.folder, self.faults, self.counts = folder, Faults(), Counts()
         self.lock = threading.Lock()
         self.heads: dict[str, str] = {}
+        self._link_free = 0.0
         self._digests: dict[tuple[str, float, str], str] = {}
         self.server = Server(("127.0.0.1", port), Handler)
         self.server.hub = self
@@ -361,6 +367,13 @@ class Hub:
     def __exit__(self, *_: object) -> None:
         self.server.shutdown()
         self.server.server_close()
+
+    def link_wait(self, sent: int) -> float:
+        """Seconds until the one link that all connections share is free again."""
+        with self.lock:
+            now = time.monotonic()
+            self._link_free = max(self._link_free, now - 0.05) + sent / self.faults.link_bytes_per_second
+            return max(0.0, self._link_free - now)
 
     def drop_all(self) -> None:
         """Cuts every connection, as a network that goes away does."""

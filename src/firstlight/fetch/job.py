@@ -63,7 +63,7 @@ class FileJob:
 
     @property
     def bytes_done(self) -> int:
-        return sum(s.at - s.start for s in self.segments)
+        return sum(s.at - s.start for s in tuple(self.segments))  # a copy: a split may insert one meanwhile
 
     @property
     def complete(self) -> bool:

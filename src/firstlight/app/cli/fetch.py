@@ -1,7 +1,5 @@
 """`firstlight fetch`: weights on this machine's disk, verified, resumable."""
 
-import asyncio
-
 import click
 import msgspec
 
@@ -57,6 +55,8 @@ def command(
 
     Only the files that an engine needs are fetched. What arrived stays when it is interrupted; the same command goes on from there.
     """
+    import asyncio
+
     from firstlight.fetch.fetch import estimate
 
     expected = asyncio.run(estimate(model, destination=to, include=include, exclude=exclude, cache=str(cache_folder())))
