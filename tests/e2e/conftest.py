@@ -56,7 +56,8 @@ def llama_folder(tmp_path: Path) -> Path:
     for i in range(2):
         shapes = {
             "self_attn.q_proj": [64, 64], "self_attn.k_proj": [32, 64], "self_attn.v_proj": [32, 64], "self_attn.o_proj": [64, 64],
-            "mlp.gate_proj": [128, 64], "mlp.up_proj": [128, 64], "mlp.down_proj": [64, 128], "input_layernorm": [64], "post_attention_layernorm": [64],
+            "mlp.gate_proj": [128, 64], "mlp.up_proj": [128, 64], "mlp.down_proj": [64, 128],
+            "input_layernorm": [64], "post_attention_layernorm": [64],
         }  # fmt: skip
         for name, shape in shapes.items():
             size = 2 * shape[0] * (shape[1] if len(shape) > 1 else 1)

@@ -41,9 +41,11 @@ class Firstlight:
             process.kill()
             process.communicate()
 
-    def __call__(self, *words: str, env: dict[str, str] | None = None) -> "subprocess.CompletedProcess[str]":
+    def __call__(
+        self, *words: str, env: dict[str, str] | None = None, seconds: float = LIMIT_SECONDS
+    ) -> "subprocess.CompletedProcess[str]":
         process = self.start(*words, env=env)
-        out, err = process.communicate(timeout=LIMIT_SECONDS)
+        out, err = process.communicate(timeout=seconds)
         assert "Traceback" not in err, err
         return subprocess.CompletedProcess(process.args, process.returncode, out, err)
 
@@ -74,3 +76,7 @@ def wait_for(what: Any, seconds: float = 30.0) -> Any:
             return found
         time.sleep(0.05)
     raise AssertionError("waited in vain")
+
+
+def run_folder(run: dict[str, Any]) -> Path:
+    return Path(run["folder"])

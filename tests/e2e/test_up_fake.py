@@ -5,10 +5,9 @@ import os
 import signal
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
-from e2e_runner import FAKE_PYTHON, Firstlight, alive, hashes, wait_for
+from e2e_runner import FAKE_PYTHON, Firstlight, alive, hashes, run_folder, wait_for
 
 ACCEPTED = ("--accept", "known-answers", "--accept", "trivial-continuations", "--accept", "copying", "--accept", "counting")
 
@@ -19,10 +18,6 @@ def up(folder: Path, *more: str) -> tuple[str, ...]:
 
 def script(name: str) -> dict[str, str]:
     return {"FAKE_ENGINE_SCRIPT": name}
-
-
-def run_folder(run: dict[str, Any]) -> Path:
-    return Path(run["folder"])
 
 
 def test_incoherent_answers_end_with_6_and_acceptance_by_name_serves(firstlight: Firstlight, llama_folder: Path) -> None:

@@ -8,7 +8,7 @@ import msgspec
 
 from firstlight.app.places import cache_folder
 from firstlight.app.session import Session
-from firstlight.core.errors import FirstlightError
+from firstlight.core.errors import Exit, FirstlightError
 from firstlight.core.fetch import Fetched, FetchProgress
 from firstlight.core.ids import digest
 from firstlight.core.run import TERMINAL, Endpoint, LaunchSpec, RunState
@@ -33,6 +33,7 @@ async def fetch(session: Session) -> str:
             "the checkpoint has a config and no weights",
             evidence=(session.model.ref,),
             hint="name a folder or repository that holds the weights",
+            exit_code=Exit.PREFLIGHT_BLOCKED,
         )
     fetched = await fetch_model(session)
     session.checkpoint = msgspec.structs.replace(session.model, path=fetched.path)

@@ -1,0 +1,74 @@
+"""`up` on a real vLLM (CPU build): an overlay makes a checkpoint serve that would have died, and a real model makes sense."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from e2e_runner import Firstlight, hashes, run_folder
+
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
+HERE = Path(__file__).parent
+ENGINE_LIMIT = 600
+
+
+def make(*argv: str, cwd: Path = HERE) -> None:
+    done = subprocess.run(
+        argv, capture_output=True, text=True, timeout=300, check=False, cwd=cwd, env={**os.environ, "HF_HUB_OFFLINE": "1"}
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+
+
+@pytest.fixture(scope="module")
+def tiny_mla(vllm_python: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("models") / "tiny mla"
+    make(vllm_python, str(HERE / "tiny_mla.py"), str(folder))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def smollm2(demo_gguf: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("models") / "smollm2"
+    make(sys.executable, "-m", "corrupt.hf_folder", str(demo_gguf), str(folder), cwd=HERE.parent)
+    return folder
+
+
+def up(folder: Path, python: str, *more: str) -> tuple[str, ...]:
+    return ("up", str(folder), "--engine", "vllm", "--engine-python", python, "--max-model-len", "2048", "--enforce-eager", *more)
+
+
+def test_embedded_fp8_kv_is_said_before_starting_and_an_overlay_makes_it_serve(
+    firstlight: Firstlight, tiny_mla: Path, vllm_python: str
+) -> None:
+    before = hashes(tiny_mla)
+    shown = firstlight(*up(tiny_mla, vllm_python, "--dry-run"))
+    assert "attn-backend-unsupported-kv-dtype" in shown.stderr + shown.stdout
+    result = firstlight(*up(tiny_mla, vllm_python, "--name", "mla"), seconds=ENGINE_LIMIT)
+    assert result.returncode == 6, result.stderr
+    folder = run_folder(firstlight.runs()[0])
+    overlay = json.loads((folder / "overlay.json").read_text())
+    patched = {f["name"]: f["changes"] for f in overlay["files"] if f["kind"] == "patched"}
+    assert set(patched) == {"config.json", "hf_quant_config.json"}
+    assert "--served-model-name 'tiny mla'" in (folder / "command.txt").read_text()
+    checks = {c["name"]: c for c in json.loads((folder / "verdict.json").read_text())["checks"]}
+    assert checks["models"]["passed"]
+    assert checks["chat"]["passed"]
+    assert not checks["known-answers"]["passed"]
+    assert hashes(tiny_mla) == before
+    assert Path(overlay["path"]).is_dir()
+    failed = [c["name"] for c in checks.values() if not c["passed"] and not c["skipped"]]
+    accepted = firstlight(*up(tiny_mla, vllm_python, "--name", "mla", *(w for n in failed for w in ("--accept", n))), seconds=ENGINE_LIMIT)
+    assert accepted.returncode == 0, accepted.stderr
+    assert firstlight("down", "mla").returncode == 0
+
+
+def test_a_real_model_is_verified_and_measured(firstlight: Firstlight, smollm2: Path, vllm_python: str) -> None:
+    result = firstlight(*up(smollm2, vllm_python, "--name", "smol"), seconds=ENGINE_LIMIT)
+    assert result.returncode == 0, result.stderr
+    folder = run_folder(firstlight.runs()[0])
+    assert json.loads((folder / "verdict.json").read_text())["passed"]
+    assert json.loads((folder / "bench.json").read_text())["points"]
+    assert "http://127.0.0.1:" in result.stdout
+    assert firstlight("down", "smol").returncode == 0
