@@ -20,21 +20,24 @@ from firstlight.core.run import RunState
 from firstlight.core.units import format_seconds, gib
 
 STAGES = ("inspect", "probe", "preflight", "plan")
-_UP = {
-    "name": None, "bind": "127.0.0.1", "port": None, "api_key_file": None, "allow_open": False, "dry_run": False, "foreground": False,
-    "skip": (), "accept": (), "allow": (), "yes": False, "attempts": 1, "rehearse": "always",
-}  # fmt: skip
 
 
 def run_rehearsal(output: str, depth: str, patience: float, options: dict[str, Any], planning: Planning) -> int:
     """Exit 0 where the rehearsal passed, 5 where it refuted the plan. Raises FirstlightError."""
-    session = make_session({**_UP, **options}, planning)
+    session = make_session({**_defaults(), **options}, planning)
     progress = choose_progress(output, f"firstlight rehearse {session.intent.model}", [*STAGES, "overlay", "rehearse"])
     session.emitter.listeners.append(progress)
     with progress:
         report = asyncio.run(_rehearse(session, depth, patience))
     emit(report, output, lambda: show(report))
     return Exit.OK if report.passed else Exit.ENGINE_FAILED
+
+
+def _defaults() -> dict[str, Any]:
+    """What `up` would have taken for everything that a rehearsal does not ask about."""
+    from firstlight.app.cli.up import command as up_command
+
+    return up_command.make_context("up", [], resilient_parsing=True).params
 
 
 async def _rehearse(session: Session, depth: str, patience: float) -> RehearsalReport:
@@ -47,7 +50,7 @@ async def _rehearse(session: Session, depth: str, patience: float) -> RehearsalR
     except FirstlightError as e:
         session.folder.update(state=RunState.FAILED, reason=e.code)
         raise
-    session.folder.update(state=RunState.STOPPED if report.passed else RunState.FAILED, reason=None if report.passed else report.refusal)
+    session.folder.update(state=RunState.STOPPED if report.passed else RunState.FAILED, reason=None if report.passed else _reason(report))
     return report
 
 
@@ -62,6 +65,10 @@ async def _with_overlay(session: Session, depth: str, patience: float) -> Rehear
 
     await flow.run_stage(session, flow.Stage("rehearse", "", run))
     return found[0]
+
+
+def _reason(report: RehearsalReport) -> str:
+    return report.findings[0].code if report.findings else "rehearsal-failed"
 
 
 def show(report: RehearsalReport) -> None:

@@ -16,6 +16,7 @@ from firstlight.app.stages.watching import EngineFailed
 from firstlight.core.answer import RehearsalReport
 from firstlight.core.diagnosis import Cause, Diagnosis, Remedy, Safety
 from firstlight.core.errors import FirstlightError, HostError
+from firstlight.core.findings import Severity
 from firstlight.core.plan import Candidate
 from firstlight.core.ports import Host
 from firstlight.core.run import LaunchSpec, RunState
@@ -29,6 +30,7 @@ from firstlight.watch.state import EngineLog
 
 LOOK_SECONDS = 0.2
 ANSWER_SECONDS = 120.0
+DEATH_SECONDS = 10.0
 ASK = """
 import json, sys, urllib.request
 base, body, limit = sys.argv[1], sys.argv[2].encode(), float(sys.argv[3])
@@ -61,6 +63,7 @@ async def rehearse_stage(session: Session) -> str:
     refuted = diagnoses[-1] if diagnoses else too_long(session.best, report)
     if not report.passed and refuted is not None and refuted.cause is not None:
         raise EngineFailed(refuted, evidence=tuple(e.text for e in refuted.cause.evidence[:4]), hint=None)
+    session.add([msgspec.structs.replace(f, severity=Severity.WARNING) for f in report.findings])  # the real start decides
     return summary(report)
 
 
@@ -98,7 +101,6 @@ async def rehearse_plan(
     )
     session.rehearsal = report
     session.save(report, "rehearsal.json")
-    session.add(report.findings)
     return report
 
 
@@ -184,6 +186,8 @@ def _ready(
     except (FirstlightError, ValueError) as e:
         answer = {"metrics": "", "completion": [None, str(e)]}
     status, text = answer["completion"]
+    if status != 200:
+        _wait_for_death(client)
     more = _read(client, len(data))
     log.feed(more, time.time())
     seen = Observation(ready=True, answered=status == 200, seconds=seconds, log=data + more, metrics=answer["metrics"])
@@ -192,6 +196,13 @@ def _ready(
         return seen
     failed = _failed(client, spec, data + more, seconds, log.version, diagnoses, phases=seen.phase_seconds)
     return msgspec.structs.replace(seen, refusal=failed.refusal or f"its first completion: {status} {text[:200]}", code=failed.code)
+
+
+def _wait_for_death(client: SupervisorClient) -> None:
+    """An engine that dies of a request needs a moment to say why and to be gone; one that only answers wrongly stays."""
+    until = time.monotonic() + DEATH_SECONDS
+    while time.monotonic() < until and client.exit() is None:
+        time.sleep(LOOK_SECONDS)
 
 
 def _failed(

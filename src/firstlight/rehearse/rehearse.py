@@ -212,7 +212,7 @@ def proofs(seen: Observation, *, full: bool) -> list[str]:
     if not seen.ready:
         return []
     lines = ["the engine accepts every flag of the plan and picks its kernels", "weights of the real shapes are allocated and repacked"]
-    lines += ["activation peak, graphs and KV cache fit at full depth"] if full else ["memory a layer, from two depths"]
+    lines += ["everything fits into memory at full depth"] if full else ["memory a layer, from two depths"]
     lines += ["one completion runs through every kernel"] if seen.answered else []
     return [*lines, "the compile caches hold this plan" if full else "kernels of each layer kind are compiled"]
 
