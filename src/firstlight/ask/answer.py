@@ -16,6 +16,7 @@ CANNOT_KNOW = [
     "memory outside PyTorch: NCCL, kernels' workspaces, fragmentation",
     "limits that kernels meet at run time (shared memory, tile shapes)",
 ]
+CANNOT_KNOW_ON_CPU = ["activation peak: it shows when the model runs", "memory of the server's own processes"]
 ASSUMED_FLASHINFER = "FlashInfer is taken to be usable (nvcc or its prebuilt kernels on the machine)"
 # Where the engine's own Python raised these, it refused; other exceptions mean that it was asked in a way it does not know.
 REFUSALS = frozenset({"ValueError", "ValidationError", "NotImplementedError", "AssertionError", "RuntimeError", "OSError"})
@@ -37,8 +38,11 @@ def _engine_text(message: str) -> str:
     return "\n".join(inner) if inner else message
 
 
-def read_answer(raw: dict[str, Any], candidate: Candidate, gpu: Gpu, *, build: str | None) -> EngineAnswer:
-    """Raises nothing: an answer that breaks off early keeps what was known before, and a finding says so."""
+def read_answer(raw: dict[str, Any], candidate: Candidate, gpu: Gpu, *, build: str | None, real: bool = False) -> EngineAnswer:
+    """real: the GPU was there and nothing was spoofed.
+
+    Raises nothing: an answer that breaks off early keeps what was known before, and a finding says so.
+    """
     ranks = raw.get("ranks", [])
     heaviest = max(ranks, key=lambda r: r["weights"]["allocated_bytes"], default=None)
     blocks = raw.get("blocks") or {}
@@ -58,7 +62,7 @@ def read_answer(raw: dict[str, Any], candidate: Candidate, gpu: Gpu, *, build: s
         kv_tokens=blocks.get("kv_tokens"),
         max_concurrency=blocks.get("max_concurrency"),
         refusal=refusal,
-        cannot_know=[*CANNOT_KNOW, ASSUMED_FLASHINFER],
+        cannot_know=CANNOT_KNOW_ON_CPU if not gpu.sm else CANNOT_KNOW if real else [*CANNOT_KNOW, ASSUMED_FLASHINFER],
         seconds=raw.get("seconds"),
         findings=_findings(raw, refusal, late),
     )
@@ -109,7 +113,7 @@ def _budget(rank: dict[str, Any], raw: dict[str, Any], candidate: Candidate, gpu
     unknown = Figure(rung=Rung.ASKED, because="only a run on the GPU tells")
     kv = raw.get("kv_bytes")
     return MemoryBudget(
-        total=Figure.exact(gpu.memory, Rung.COMPUTED, f"{gpu.name}, as CUDA reports it"),
+        total=Figure.exact(gpu.memory, Rung.COMPUTED, f"{gpu.name}, as CUDA reports it" if gpu.sm else f"{gpu.name}: the host's memory"),
         usable=Figure.exact(usable, Rung.ASKED, f"total x {utilization}, the engine's gpu_memory_utilization"),
         weights=Figure.exact(weights["allocated_bytes"], Rung.ASKED, _because(weights)),
         activation_peak=plan.activation_peak if plan else unknown,

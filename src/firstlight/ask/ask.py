@@ -9,7 +9,7 @@ from firstlight.ask.answer import read_answer
 from firstlight.ask.folder import model_folder
 from firstlight.ask.indexes import required_names
 from firstlight.ask.inside import run_inside, scripts
-from firstlight.ask.request import Gpu, gpu_of, request
+from firstlight.ask.request import Gpu, cpu_of, gpu_of, request
 from firstlight.ask.wheels import engine_source, read_contents
 from firstlight.core.answer import EngineAnswer
 from firstlight.core.checkpoint import Checkpoint
@@ -64,7 +64,8 @@ def ask(
         from firstlight.ask.llamacpp import ask_llamacpp
 
         return ask_llamacpp(host, checkpoint=checkpoint, candidate=candidate, install=install, cache=cache, timeout=timeout)
-    gpu = gpu_of(machine)
+    on_cpu = not machine.accelerators and install is not None and install.device == "cpu" and wheel is None
+    gpu = cpu_of(machine) if on_cpu else gpu_of(machine)
     where = place(host, install=install, wheel=wheel, asking=asking, machine=machine, cache=cache, on_step=on_step)
     folder = model_folder(host, checkpoint, source, cache)
     question = request(candidate, gpu, folder)
@@ -85,6 +86,7 @@ def _put(
     whole = {
         **question,
         "gpu": None if where.real else question["gpu"],
+        "device": None if gpu.sm else "cpu",
         "source": where.source,
         "extensions": where.extensions,
         "required": where.required,
@@ -100,7 +102,7 @@ def _put(
             code=e.code, severity=Severity.WARNING, message=e.message, evidence=list(e.evidence), note="computed figures stand"
         )
         return EngineAnswer(engine="vllm", version=where.build, build=where.build, findings=[finding])
-    return read_answer(raw, candidate, gpu, build=where.build)
+    return read_answer(raw, candidate, gpu, build=where.build, real=where.real)
 
 
 def place(
@@ -117,8 +119,9 @@ def place(
 
     Raises UsageError `no-asking-environment`, FirstlightError `release-not-found`.
     """
-    if install is not None and install.python and wheel is None and install.device != "cpu":
-        real = not machine.imagined and bool(machine.accelerators)
+    serves_here = install is not None and (install.device != "cpu" or not machine.accelerators)
+    if install is not None and install.python and wheel is None and serves_here:
+        real = not machine.imagined and (bool(machine.accelerators) or install.device == "cpu")
         return Where(python=install.python, build=f"{install.build or install.version}@{digest(install.python)}", real=real)
     if wheel is None and install is not None and install.version:
         wheel = f"vllm=={install.version}"

@@ -63,6 +63,11 @@ def gpu_of(machine: Machine) -> Gpu:
     return Gpu(sm=smallest.sm, count=len(machine.accelerators), memory=_memory(smallest), name=smallest.name)
 
 
+def cpu_of(machine: Machine) -> Gpu:
+    """A host without GPUs, for the CPU build that serves on it: its memory is the host's."""
+    return Gpu(sm=0, count=1, memory=machine.memory_total_bytes or 0, name=machine.cpu_model or "CPU")
+
+
 def _memory(gpu: Accelerator) -> int:
     return gpu.cuda_total_bytes or gpu.driver_total_bytes or 0
 

@@ -14,6 +14,8 @@ class Watch:
 
     def __init__(self, platform: Any) -> None:
         self.seen: list[dict[str, Any]] = []
+        if not hasattr(platform, "get_valid_backends"):  # platforms with one backend have no selector
+            return
         original = platform.get_valid_backends
 
         def listening(device_capability: Any, attn_selector_config: Any, *args: Any, **kwargs: Any) -> Any:

@@ -57,6 +57,8 @@ def answer_to(request: dict[str, Any], answer: dict[str, Any]) -> None:
     os.environ.update(QUIET)
     if request.get("cache_root"):  # releases write notes about models there, and misread each other's
         os.environ["VLLM_CACHE_ROOT"] = request["cache_root"]
+    if request.get("device") == "cpu":
+        os.environ["VLLM_TARGET_DEVICE"] = "cpu"
     answer["phase"] = "import"
     platform = prepare(request)
     answer["version"] = _version()

@@ -1,0 +1,216 @@
+"""The engine's own answers, from the Python files of real releases: offline, without a GPU, held to what GPUs measured."""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from firstlight.ask.ask import ask
+from firstlight.catalog.gpus import imagine
+from firstlight.core.answer import EngineAnswer
+from firstlight.core.checkpoint import Checkpoint
+from firstlight.core.machine import EngineInstall
+from firstlight.core.plan import Candidate, EngineRef
+from firstlight.core.units import GIB
+from firstlight.probe.local import LocalHost
+
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
+# Read before any test changes HOME. `firstlight engines source vllm@0.16.0 …` puts them there.
+_CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+WHEELS = Path(os.environ.get("FIRSTLIGHT_TEST_WHEELS") or _CACHE / "firstlight/ask/wheels")
+PYTHON = os.environ.get("FIRSTLIGHT_ENGINE_PYTHON", "")
+STRICT = os.environ.get("FIRSTLIGHT_TEST_STRICT") == "1"
+
+NVFP4 = {"dynamic": False, "num_bits": 4, "type": "float", "group_size": 16}
+
+
+def kimi(layers: int) -> dict[str, Any]:
+    """Kimi-K2's published shape with fewer layers: MLA, one dense layer, 384 NVFP4 experts, an embedded FP8 KV cache."""
+    ignore = ["lm_head", "model.embed_tokens*"]
+    ignore += [f"model.layers.{i}.{part}" for i in range(layers) for part in ("self_attn*", "mlp.gate")]
+    return {
+        "architectures": ["DeepseekV3ForCausalLM"],
+        "model_type": "deepseek_v3",
+        "hidden_size": 7168,
+        "intermediate_size": 18432,
+        "moe_intermediate_size": 2048,
+        "num_hidden_layers": layers,
+        "num_attention_heads": 64,
+        "num_key_value_heads": 64,
+        "n_routed_experts": 384,
+        "num_experts_per_tok": 8,
+        "n_shared_experts": 1,
+        "first_k_dense_replace": 1,
+        "q_lora_rank": 1536,
+        "kv_lora_rank": 512,
+        "qk_rope_head_dim": 64,
+        "qk_nope_head_dim": 128,
+        "v_head_dim": 128,
+        "n_group": 1,
+        "topk_group": 1,
+        "topk_method": "noaux_tc",
+        "scoring_func": "sigmoid",
+        "routed_scaling_factor": 2.827,
+        "norm_topk_prob": True,
+        "vocab_size": 163840,
+        "max_position_embeddings": 262144,
+        "rope_theta": 50000.0,
+        "rope_scaling": {
+            "type": "yarn",
+            "factor": 64.0,
+            "original_max_position_embeddings": 4096,
+            "beta_fast": 32.0,
+            "beta_slow": 1.0,
+            "mscale": 1.0,
+            "mscale_all_dim": 1.0,
+        },
+        "rms_norm_eps": 1e-5,
+        "moe_layer_freq": 1,
+        "num_nextn_predict_layers": 0,
+        "tie_word_embeddings": False,
+        "torch_dtype": "bfloat16",
+        "hidden_act": "silu",
+        "attention_bias": False,
+        "quantization_config": {
+            "quant_method": "modelopt",
+            "quant_algo": "NVFP4",
+            "ignore": ignore,
+            "producer": {"name": "modelopt", "version": "0.41.0"},
+            "kv_cache_scheme": {"dynamic": False, "num_bits": 8, "type": "float"},
+            "config_groups": {"group_0": {"input_activations": NVFP4, "weights": NVFP4, "targets": ["Linear"]}},
+        },
+    }
+
+
+def llama() -> dict[str, Any]:
+    return {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "hidden_size": 4096,
+        "intermediate_size": 14336,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "vocab_size": 128256,
+        "max_position_embeddings": 131072,
+        "rope_theta": 500000.0,
+        "rms_norm_eps": 1e-5,
+        "tie_word_embeddings": False,
+        "torch_dtype": "bfloat16",
+        "hidden_act": "silu",
+        "head_dim": 128,
+    }
+
+
+@pytest.fixture(scope="session")
+def answers(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """asked(config, release, gpu, **candidate fields): each question once a session."""
+    cache = tmp_path_factory.mktemp("asking")
+
+    def asked(config: dict[str, Any], release: str, gpu: str, **fields: Any) -> EngineAnswer:
+        if not PYTHON or not (WHEELS / f"vllm-{release}" / "wheel.json").exists():
+            reason = f"needs FIRSTLIGHT_ENGINE_PYTHON and {WHEELS}/vllm-{release} (`make engines`)"
+            pytest.fail(reason) if STRICT else pytest.skip(reason)
+        if not (cache / "wheels").exists():
+            (cache / "wheels").symlink_to(WHEELS)
+        folder = tmp_path_factory.mktemp("model")
+        (folder / "config.json").write_text(json.dumps(config))
+        return ask(
+            LocalHost(),
+            checkpoint=Checkpoint(ref="test", format="config-only", path=str(folder)),
+            machine=imagine(gpu),
+            candidate=Candidate(engine=EngineRef(name="vllm", version=release), **fields),
+            install=None,
+            wheel=f"vllm=={release}",
+            asking=EngineInstall(engine="vllm", python=PYTHON, device="cpu"),
+            cache=str(cache),
+            timeout=400,
+        )
+
+    return asked
+
+
+def gib(answer: EngineAnswer) -> float:
+    assert answer.parameter_bytes is not None, answer.findings
+    return answer.parameter_bytes / GIB
+
+
+@pytest.mark.parametrize("release", ["0.16.0", "0.24.0", "0.33.0"])
+def test_bytes_of_a_rank_are_what_an_h200_measured(answers: Any, release: str) -> None:
+    answer = answers(kimi(3), release, "h200", kv_cache_memory_bytes=10 * GIB)
+    assert gib(answer) == pytest.approx(23.35, rel=0.0015)
+    assert answer.refusal is None
+    assert answer.kv_tokens == pytest.approx(10 * GIB / (3 * 576), rel=0.001)
+
+
+def test_llama_8b_is_fifteen_gib(answers: Any) -> None:
+    answer = answers(llama(), "0.24.0", "h200", max_model_len=32768, kv_cache_memory_bytes=10 * GIB)
+    assert gib(answer) == pytest.approx(15.00, rel=0.0015)
+    assert answer.kv_tokens == 10 * GIB // (32 * 2 * 8 * 128 * 2 * 16) * 16
+
+
+def test_the_first_users_case_refused_by_0_16_and_served_by_0_24(answers: Any) -> None:
+    old = answers(kimi(3), "0.16.0", "8xrtx-pro-6000-blackwell", tensor_parallel_size=8)
+    assert old.refusal is not None
+    assert old.refusal.startswith("No valid attention backend found")
+    assert [f.code for f in old.findings] == ["engine-refuses-backend"]
+    assert old.backends[0].chosen is None
+    assert old.backends[0].rejected["TRITON_MLA"] == ["kv_cache_dtype not supported"]
+    new = answers(kimi(3), "0.24.0", "8xrtx-pro-6000-blackwell", tensor_parallel_size=8, kv_cache_memory_bytes=GIB)
+    assert new.refusal is None
+    assert (new.backends[0].layer, new.backends[0].kv_cache_dtype, new.backends[0].chosen) == ("mla576", "fp8_e4m3", "TRITON_MLA")
+
+
+def test_too_long_a_context_is_refused_with_the_length_that_fits(answers: Any) -> None:
+    answer = answers(llama(), "0.24.0", "h200", max_model_len=131072, kv_cache_memory_bytes=10 * GIB)
+    assert answer.refusal is not None
+    assert "estimated maximum model length is 81920" in answer.refusal
+    assert answer.findings[0].hint == "--max-model-len 81920, or less"
+    assert gib(answer) == pytest.approx(15.00, rel=0.0015)
+
+
+def test_nvfp4_kv_passes_the_selector_and_dies_in_the_builder(answers: Any) -> None:
+    answer = answers(
+        llama(), "0.24.0", "rtx-pro-6000-blackwell", kv_cache_dtype="nvfp4", max_model_len=8192, kv_cache_memory_bytes=10 * GIB
+    )
+    assert answer.backends[0].chosen == "FLASHINFER"
+    assert answer.refusal == "--kv-cache-dtype nvfp4 requires sm100f, please try a different dtype or remove"
+    assert answer.findings[0].code == "engine-refuses-late"
+
+
+def test_tensor_expert_and_context_parallel_share_what_they_share(answers: Any) -> None:
+    one = answers(kimi(3), "0.33.0", "8xh200", tensor_parallel_size=1, kv_cache_memory_bytes=GIB, max_model_len=32768)
+    eight = answers(
+        kimi(3),
+        "0.33.0",
+        "8xh200",
+        tensor_parallel_size=8,
+        enable_expert_parallel=True,
+        decode_context_parallel_size=8,
+        kv_cache_memory_bytes=GIB,
+        max_model_len=32768,
+    )
+    assert gib(one) / 8 < gib(eight) < gib(one) / 4
+    assert eight.kv_tokens == pytest.approx(8 * one.kv_tokens, rel=0.01)
+
+
+def test_pipeline_stages_have_their_own_budgets(answers: Any) -> None:
+    answer = answers(kimi(3), "0.24.0", "2xh200", pipeline_parallel_size=2, kv_cache_memory_bytes=GIB, max_model_len=32768)
+    assert [r.ranks for r in answer.ranks] == [[0], [1]]
+    weights = [r.per_gpu.weights.mid for r in answer.ranks]
+    assert answer.parameter_bytes == max(weights)
+    assert sum(weights) == pytest.approx(23.35 * GIB, rel=0.01)
+
+
+def test_an_answer_is_remembered(answers: Any) -> None:
+    first = answers(llama(), "0.24.0", "h200", max_model_len=32768, kv_cache_memory_bytes=10 * GIB)
+    assert answers(llama(), "0.24.0", "h200", max_model_len=32768, kv_cache_memory_bytes=10 * GIB) == first
+
+
+def test_a_model_that_the_release_does_not_have_is_its_own_refusal(answers: Any) -> None:
+    config = {**llama(), "architectures": ["NeverMadeForCausalLM"], "model_type": "llama"}
+    answer = answers(config, "0.24.0", "h200")
+    assert answer.refusal is not None
+    assert "NeverMadeForCausalLM" in answer.refusal
