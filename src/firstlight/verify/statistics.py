@@ -2,6 +2,9 @@
 
 import math
 from collections import Counter
+from itertools import groupby
+
+RULERS = "-=_*. #"
 
 
 def character_entropy(text: str) -> float:
@@ -10,14 +13,9 @@ def character_entropy(text: str) -> float:
     return -sum(c / total * math.log2(c / total) for c in counts.values()) if total else 0.0
 
 
-def longest_run(items: list[str] | str) -> int:
-    """The longest run of one and the same item."""
-    best = run = 0
-    last: str | None = None
-    for item in items:
-        run = run + 1 if item == last else 1
-        last, best = item, max(best, run)
-    return best
+def longest_run(text: str) -> tuple[int, str]:
+    """The longest run of one and the same character: how long, and which."""
+    return max(((sum(1 for _ in run), character) for character, run in groupby(text)), default=(0, ""))
 
 
 def cycle_share(items: list[str], *, longest: int = 4) -> float:
@@ -42,8 +40,9 @@ def flood(text: str) -> str | None:
     body = text.strip()
     if len(body) < 12:
         return None
-    if longest_run(body) >= 24 and not set(body[:1]) <= set("-=_* .#"):
-        return f"one character {longest_run(body)} times in a row"
+    run, character = longest_run(body)
+    if run >= 24 and character not in RULERS:
+        return f"{character!r} {run} times in a row"
     top, count = Counter(body.replace(" ", "")).most_common(1)[0]
     if count / len(body.replace(" ", "")) > 0.6:
         return f"{count} of {len(body)} characters are {top!r}"

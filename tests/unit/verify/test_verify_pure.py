@@ -63,7 +63,7 @@ def test_plain_answers_are_no_floods(text: str) -> None:
 
 
 def test_statistics_of_known_texts() -> None:
-    assert longest_run("aabbbbc") == 4
+    assert longest_run("aabbbbc") == (4, "b")
     assert character_entropy("abab") == pytest.approx(1.0)
     assert cycle_share(["a", "b", "a", "b", "a", "b"]) == 1.0
     assert character_entropy("") == 0.0
