@@ -48,10 +48,11 @@ class Benign(Struct, frozen=True, kw_only=True):
 
 
 class Unknown(Struct, frozen=True, kw_only=True):
-    """For a failure no rule knows: the earliest exception and its masked template."""
+    """For a failure no rule knows: the earliest exception, its masked template, and codes whose messages share words with it."""
 
     first_exception: str | None = None
     template: str | None = None
+    near: list[str] = []
 
 
 class Diagnosis(Struct, frozen=True, kw_only=True):
