@@ -25,6 +25,8 @@ def print_diagnosis(found: Diagnosis) -> None:
     if found.unknown and (found.unknown.first_exception or found.unknown.template):
         click.echo(f"  first exception: {_short(found.unknown.first_exception or 'none was printed')}")
         click.echo(f"  as a template:   {_short(found.unknown.template or '')}")
+        if found.unknown.near:
+            click.echo(f"  perhaps near:    {', '.join(found.unknown.near)}")
     _remedies(found.remedies, marks.arrow)
     _contributing(found.contributing)
     if found.benign:

@@ -10,6 +10,7 @@ from pathlib import Path
 import msgspec
 from msgspec import Struct
 
+from firstlight.core.checkpoint import Checkpoint
 from firstlight.core.errors import Exit, InputError
 from firstlight.core.machine import EngineInstall
 from firstlight.core.ports import Host
@@ -21,11 +22,15 @@ from firstlight.watch.sampler import Sampler
 from firstlight.watch.state import EngineLog, LogEvent
 
 CHUNK = 1 << 20
+HISTORY = 5
 Take = Callable[[LogEvent | Beat], None]
 
 
 class Target(Struct, frozen=True, kw_only=True):
-    """Where the log is. pid: of the engine, where it is a run that is alive. path None: standard input."""
+    """Where the log is. pid: of the engine, where it is a run that is alive. path None: standard input.
+
+    history: phase times of earlier runs of the same model here; checkpoint_bytes: what loading reads.
+    """
 
     name: str
     path: str | None
@@ -34,6 +39,8 @@ class Target(Struct, frozen=True, kw_only=True):
     engine: str = "auto"
     version: str | None = None
     live: bool = False
+    history: list[dict[str, float]] = []
+    checkpoint_bytes: int | None = None
 
 
 def find_target(name: str) -> Target:
@@ -46,8 +53,11 @@ def find_target(name: str) -> Target:
         return Target(name=Path(name).name, path=str(Path(name).absolute()))
     if "/" in name or name.endswith((".log", ".txt")):
         raise InputError("log-not-found", f"there is no log {name}", hint="name a log file, a run, or - for standard input")
-    folder = RunStore().find(name)
+    store = RunStore()
+    folder = store.find(name)
     run = folder.run
+    checkpoint = folder.try_load(Checkpoint, "checkpoint.json")
+    others = [f for f, r in store.scan()[0] if (r.model, r.host) == (run.model, run.host) and r.id != run.id]
     launch = folder.try_load(LaunchSpec, "launch.json")
     install = folder.try_load(EngineInstall, "engine-install.json")
     return Target(
@@ -58,6 +68,8 @@ def find_target(name: str) -> Target:
         engine=launch.engine if launch else run.engine or "auto",
         version=install.version if install else None,
         live=run.state not in TERMINAL,
+        history=[times for f in others[:HISTORY] if (times := f.phase_seconds())][::-1],
+        checkpoint_bytes=checkpoint.file_bytes if checkpoint else None,
     )
 
 
@@ -69,7 +81,9 @@ async def watch_target(target: Target, take: Take, *, replay: bool) -> EngineLog
         replay_file(log, target, take)
         return log
     host = open_host(target.host)
-    follower = Follower(log, Eta(target.engine if target.engine != "auto" else "vllm"), samples=_sampler(host, target.pid))
+    engine = target.engine if target.engine != "auto" else "vllm"
+    eta = Eta(engine, history=target.history, checkpoint_bytes=target.checkpoint_bytes)
+    follower = Follower(log, eta, samples=_sampler(host, target.pid))
     async for item in follow_file(follower, host, target.path) if target.path else follow_chunks(follower, stdin_chunks()):
         take(item)
     for event in log.close(time.time()):

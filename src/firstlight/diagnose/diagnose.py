@@ -12,6 +12,7 @@ from firstlight.diagnose.log import LogReader, read
 from firstlight.diagnose.remedies import remedies_of
 from firstlight.diagnose.units import Unit, template
 
+_WORD = re.compile(r"[a-z_]{5,}")
 _EVIDENCE_KEPT = 6
 _CONTRIBUTING_KEPT = 8
 _TEXT_KEPT = 600
@@ -61,7 +62,7 @@ def _cause(
         facts.update(first.match.facts if first.match else {})
         return _as_cause(first), remedies_of(first.rule, facts), None
     if first is not None:
-        return None, [_report()], _unknown(first.seen.unit)
+        return None, [_report()], _unknown(first.seen.unit, reader.rules)
     if decision.outcome not in ("failed", "serving-failed"):
         return None, [], None
     cause, remedies = by_exit(reader, exit_status, facts, context)
@@ -96,16 +97,29 @@ def _report() -> Remedy:
     )
 
 
-def _unknown(unit: Unit) -> Unknown:
+def near(text: str, rules: Sequence[Rule], most: int = 3) -> list[str]:
+    """Codes whose patterns and titles share at least three words of five letters or more with a message, the nearest first."""
+    words = set(_WORD.findall(text.lower()))
+    shared: dict[str, int] = {}
+    for rule in rules:
+        if rule.role == "cause":
+            own = set(_WORD.findall(" ".join([rule.title, *(p.regex.pattern for p in rule.match)]).lower()))
+            shared[rule.code] = max(shared.get(rule.code, 0), len(words & own))
+    close = sorted((code for code, count in shared.items() if count >= 3), key=lambda code: -shared[code])
+    return close[:most]
+
+
+def _unknown(unit: Unit, rules: Sequence[Rule]) -> Unknown:
     where = f" [{unit.worker}]" if unit.worker else ""
-    return Unknown(first_exception=f"line {unit.line}{where}: {unit.text[:_TEXT_KEPT]}", template=template(unit.head))
+    text = f"line {unit.line}{where}: {unit.text[:_TEXT_KEPT]}"
+    return Unknown(first_exception=text, template=template(unit.head), near=near(unit.head, rules))
 
 
 def _last_words(reader: LogReader) -> Unknown | None:
     """Where no exception was printed: the last error line, else the last line that says something."""
     errors = [s.unit for s in reader.seen if s.unit.logged in ("ERROR", "CRITICAL") and not s.matches]
     if errors:
-        return _unknown(errors[0])
+        return _unknown(errors[0], reader.rules)
     return Unknown(first_exception=None, template=template(reader.last_lines[-1][1])) if reader.last_lines else None
 
 

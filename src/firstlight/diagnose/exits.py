@@ -47,7 +47,9 @@ def by_exit(reader: LogReader, exit_status: int | None, facts: dict[str, Any], c
     if signal == 9:
         return _made(rule_of("process-killed"), seen, facts)
     if _told_to_stop(reader, signal):
-        return _made(rule_of("stopped-while-starting"), seen, facts)
+        told = reader.signal
+        stop = [Evidence(line=told.line, text=told.text, worker=told.worker)] if told else []
+        return _made(rule_of("stopped-while-starting"), [*stop, *seen], facts)
     if signal in _CRASHES:
         return _made(rule_of("process-crashed"), seen, facts)
     return _made(rule_of("cause-not-visible"), seen or _last(reader), facts)
@@ -60,8 +62,8 @@ def _told_to_stop(reader: LogReader, signal: int | None) -> bool:
     first_error = min(
         (s.unit.line for s in reader.seen if s.unit.logged in ("ERROR", "CRITICAL") or s.unit.kind == "exception"), default=None
     )
-    if reader.signal_line is not None:
-        return first_error is None or reader.signal_line < first_error
+    if reader.signal is not None:
+        return first_error is None or reader.signal.line < first_error
     return signal in (2, 15) and first_error is None
 
 

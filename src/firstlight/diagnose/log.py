@@ -58,7 +58,7 @@ class LogReader:
         self.seen: list[Seen] = []
         self.ready_line: int | None = None
         self.stop_line: int | None = None
-        self.signal_line: int | None = None
+        self.signal: Death | None = None
         self.died: list[Death] = []
         self.waits: list[int] = []
         self.starts = 0
@@ -132,7 +132,8 @@ class LogReader:
             self.ready_line = line.number
         elif milestone.event in ("stopping", "stopped") and self.stop_line is None:
             self.stop_line = line.number
-            self.signal_line = line.number if "signal" in fields else None
+            if "signal" in fields:
+                self.signal = Death(line=line.number, worker=line.worker, fields=fields, text=line.text[:300])
         elif milestone.event == "died":
             self.died.append(Death(line=line.number, worker=line.worker, fields=fields, text=line.text[:300]))
         elif milestone.event == "waiting":
@@ -147,7 +148,7 @@ class LogReader:
         """A banner behind an ending: the service was started again; what was before belongs to an earlier attempt."""
         if self.died or self.stop_line or self.ready_line or any(s.unit.kind == "exception" for s in self.seen):
             self.seen, self._index, self.moves, self.died, self.waits = [], {}, [], [], []
-            self.ready_line = self.stop_line = self.signal_line = self.frame_line = None
+            self.ready_line = self.stop_line = self.frame_line = self.signal = None
             self.phases, self.phase = {}, "spawned"
         if not self.moves:
             self.starts += 1
