@@ -21,6 +21,7 @@ ROWS = 5
 BAR_WIDTH = 72
 ENGINES = {"vllm": "vLLM", "llamacpp": "llama.cpp"}
 VERDICTS = {"fits": ("ok", "green", "FITS"), "does-not-fit": ("fail", "red", "DOES NOT FIT"), "blocked": ("fail", "red", "BLOCKED")}
+NOT_A_PART = frozenset({"llama.cpp reserves no graph memory", "counted in the reserve", "no CUDA graphs on CPU"})
 ORDER_OF_REASONS = ("tp-quant", "attn-backend", "kv-too", "no-memory", "mamba", "oom", "dcp", "constraint", "tp-heads", "dominated")
 
 
@@ -81,7 +82,7 @@ def _summary(found: PlanSet) -> Iterator[str]:
         yield f"{best.max_model_len:,} tokens a request, {at_once} such requests at once; {_count(best.kv_tokens)} tokens of KV cache"
     if best.kv_bytes_per_token:
         dtype = "" if best.kv_cache_dtype in (None, "auto") else f" in {best.kv_cache_dtype}"
-        where = "a token" if best.engine.name == "llamacpp" else "a token and GPU"
+        where = "a token and GPU" if best.gpu_memory_utilization is not None else "a token"
         yield f"{best.kv_bytes_per_token:,} B of KV cache {where}{dtype}"
     if best.predicted:
         parts = list(_times(best.predicted))
@@ -139,11 +140,12 @@ def _legend(budget: MemoryBudget) -> Iterator[Text]:
     plain = not glyphs().full.startswith("█")
     for part in PARTS:
         figure: Figure = getattr(budget, part.name)
-        if not figure.known or (figure.mid == 0 and part.name == "cuda_graphs" and not figure.because):
+        if not figure.known or (figure.mid == 0 and figure.because in NOT_A_PART):
             continue
         line = Text("  ")
         line.append((part.ascii if plain else part.unicode) * 2, style=part.style)
-        line.append(f" {part.label:<16}{_gib(figure):>11}  {_interval(figure):<17}")
+        label = "compute buffers" if part.name == "activation_peak" and "activations, the mask" in (figure.because or "") else part.label
+        line.append(f" {label:<16}{_gib(figure):>11}  {_interval(figure):<17}")
         rung = "" if figure.rung is Rung.COMPUTED else f" ({figure.rung})"
         line.append(f"{figure.because or ''}{rung}", style="bright_black")
         yield line
@@ -295,7 +297,8 @@ def _doubts(best: Candidate) -> Iterator[str]:
     pool = budget.kv_pool
     if pool.low is not None and pool.high is not None and pool.low != pool.high:
         yield f"KV cache {pool.low / GIB:.1f} to {pool.high / GIB:.1f} GiB {arrow} `firstlight rehearse` measures it (1 min on the GPUs)"
-    yield f"weights within 1 % {arrow} `firstlight ask` builds the engine's own model class (10 s, no GPU)"
+    if best.gpu_memory_utilization is not None:
+        yield f"weights within 1 % {arrow} `firstlight ask` builds the engine's own model class (10 s, no GPU)"
     if budget.cuda_graphs.mid:
         yield f"CUDA graphs: the engine's own estimate is off by a lot {arrow} --kv-cache-memory-bytes takes it out of the sum"
     yield from best.because[1:]
@@ -304,7 +307,9 @@ def _doubts(best: Candidate) -> Iterator[str]:
 def describe_layout(c: Candidate) -> str:
     """`tp8 dcp8 ep kv fp8`; `cpu` without GPUs."""
     if c.engine.name == "llamacpp":
-        return f"ctx {c.max_model_len} x {c.max_num_seqs}"
+        return f"{c.max_num_seqs} x {c.max_model_len:,} tokens" if c.max_model_len else "no context"
+    if "VLLM_CPU_KVCACHE_SPACE" in c.env:
+        return "cpu"
     parts = [f"tp{c.tensor_parallel_size}"]
     for value, name in ((c.pipeline_parallel_size, "pp"), (c.data_parallel_size, "dp"), (c.decode_context_parallel_size, "dcp")):
         parts += [f"{name}{value}"] if value > 1 else []
@@ -323,6 +328,7 @@ def _gib(figure: Figure) -> str:
 
 
 def _interval(figure: Figure) -> str:
+    """`exact` where both ends are the same."""
     if figure.low is None or figure.high is None or figure.low == figure.high:
         return "exact" if figure.known else ""
     return f"{figure.low / GIB:.2f} to {figure.high / GIB:.2f}"

@@ -5,8 +5,9 @@ from collections.abc import Iterator
 from firstlight.core.findings import Finding, Severity
 from firstlight.core.plan import Candidate, Rejected
 from firstlight.core.units import gib
-from firstlight.plan.evaluate import Outcome
+from firstlight.plan.evaluate import CONTEXT_BYTES, Outcome
 from firstlight.plan.layouts import Layout
+from firstlight.plan.reserve import graph_sizes
 from firstlight.plan.search import layout_pinned, utilization_of
 from firstlight.plan.situation import Situation
 
@@ -68,8 +69,17 @@ def findings_of(s: Situation, best: Outcome | None) -> Iterator[Finding]:
             evidence=[f"smallest: {s.gpus[0].name}, {gib(s.total_bytes)}"],
         )
     yield from _occupied(s)
+    if s.wish.pins.speculative_config and not s.resident.options.draft:
+        yield Finding(
+            code="draft-not-counted",
+            severity=Severity.WARNING,
+            message="the drafter's weights and KV cache are not in this budget",
+            evidence=[f"speculative_config: {s.wish.pins.speculative_config}"],
+            hint="`firstlight ask` counts them, or leave room with --gpu-memory-utilization",
+        )
     if best is not None:
         yield from _about(best)
+        yield from _outside(s, best.candidate)
 
 
 def _occupied(s: Situation) -> Iterator[Finding]:
@@ -109,6 +119,28 @@ def _about(best: Outcome) -> Iterator[Finding]:
             severity=Severity.NOTE,
             message=f"planned with {c.max_num_seqs} sequences at once instead of the engine's default",
             note="the sampler's part of the profile run, and the state blocks of linear layers, grow with it",
+        )
+
+
+def _outside(s: Situation, best: Candidate) -> Iterator[Finding]:
+    """What must live beyond the utilization: the CUDA context, NCCL, and graphs where the release does not reserve them."""
+    budget = best.per_gpu
+    if budget is None or s.wish.pins.kv_cache_memory_bytes:
+        return
+    graphs = 0.0
+    if not s.terms.cuda_graph_reserve and not s.wish.pins.enforce_eager:
+        layers = (s.checkpoint.num_hidden_layers or 0) // best.pipeline_parallel_size
+        sizes = graph_sizes(best.max_num_seqs or 0, best.max_num_batched_tokens or 0)
+        graphs = s.terms.cuda_graph_base + layers * sizes * s.terms.cuda_graph_per_layer_and_size
+    room = float(budget.headroom.mid or 0)
+    if room < CONTEXT_BYTES + graphs:
+        what = f"CUDA context and NCCL about {gib(CONTEXT_BYTES)}" + (f", graphs about {gib(graphs)}" if graphs else "")
+        yield Finding(
+            code="little-room-outside-the-budget",
+            severity=Severity.WARNING,
+            message=f"{gib(room)} lie outside the utilization, and more than that may be needed there",
+            evidence=[what],
+            hint="a lower --gpu-memory-utilization" + (", or --enforce-eager" if graphs else ""),
         )
 
 

@@ -84,9 +84,7 @@ def compute_buffer_bytes(checkpoint: Checkpoint, context: int, parallel: int) ->
     wide = int(checkpoint.config.get("intermediate_size") or 4 * hidden)
     scratch = UBATCH * 4 * (ACTIVATIONS * hidden + 2 * wide)
     mask = context * UBATCH * 2
-    return interval(
-        scratch + mask + vocab * 4 * parallel, 0.3, because=f"{UBATCH} rows of activations, the mask, logits of {parallel} slots"
-    )
+    return interval(scratch + mask + vocab * 4 * parallel, 0.3, because=f"{UBATCH} rows of activations, the mask, one row of logits a slot")
 
 
 def _candidate(
@@ -159,7 +157,7 @@ def _budget(place: Place, weights: int, kv: int, compute: Figure) -> MemoryBudge
         cuda_graphs=Figure.exact(0, Rung.COMPUTED, "llama.cpp reserves no graph memory"),
         non_torch=Figure.exact(0, Rung.COMPUTED, "counted in the reserve"),
         kv_pool=Figure.exact(kv, Rung.COMPUTED, "allocated in full at start"),
-        headroom=Figure(low=left, mid=left, high=left) if left is not None else unknown("available memory is not known"),
+        headroom=known(left, "left on the host or the GPUs") if left is not None else unknown("available memory is not known"),
     )
 
 

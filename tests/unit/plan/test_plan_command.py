@@ -1,9 +1,9 @@
 """`firstlight plan` as a user meets it: JSON contract, exit codes, the page, the saved file, speed."""
 
 import json
+import resource
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -146,25 +146,16 @@ def test_the_page_is_pure_ascii_where_asked(kimi: str, monkeypatch: pytest.Monke
 
 
 def test_two_nodes_take_less_than_a_second_python_included(tmp_path: Path) -> None:
-    """Whole process, best of three: the limit is 1.0 s on an idle machine."""
+    """Whole process, best of three; processor time, since other tests may run beside this one (`bench/plan.py` measures the wall)."""
     model = written(tmp_path, checkpoint("deepseek-v3"))
-    argv = [
-        sys.executable,
-        "-c",
-        "from firstlight.app.main import main; main()",
-        "plan",
-        "--checkpoint",
-        model,
-        "--gpu",
-        "8xh100-80gb-sxm",
-        "--nodes",
-        "2",
-    ]
-    times = []
+    argv = [sys.executable, "-c", "from firstlight.app.main import main; main()", "plan", "--checkpoint", model]
+    taken = []
     for _ in range(3):
-        start = time.perf_counter()
-        done = subprocess.run([*argv, "--engine", "vllm", "-o", "json"], capture_output=True, check=False)
-        times.append(time.perf_counter() - start)
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        nodes = ["--gpu", "8xh100-80gb-sxm", "--nodes", "2", "--engine", "vllm", "-o", "json"]
+        done = subprocess.run([*argv, *nodes], capture_output=True, check=False)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        taken.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
         assert done.returncode == 0, done.stderr
         assert json.loads(done.stdout)["best"]["nodes"] == 2
-    assert min(times) < 2.0
+    assert min(taken) < 1.0

@@ -269,3 +269,73 @@ def test_the_releases_defaults() -> None:
     assert new.per_gpu is not None
     assert old.per_gpu.cuda_graphs.mid == 0
     assert (new.per_gpu.cuda_graphs.mid or 0) > 0
+
+
+def test_a_drafter_that_is_not_counted_is_said() -> None:
+    spec = {"method": "eagle3", "model": "org/draft", "num_speculative_tokens": 3}
+    found = planned("llama-3.1-8b", "1xh100-80gb-sxm", speculative_config=spec)
+    assert "draft-not-counted" in {f.code for f in found.findings}
+    assert found.best is not None
+    assert "--speculative-config" in found.best.args
+
+
+def test_little_room_outside_the_budget_is_said() -> None:
+    tight = planned("llama-3.1-8b", "1xrtx-4090", "0.16.0", gpu_memory_utilization=0.98, max_model_len=8192)
+    loose = planned("llama-3.1-8b", "1xrtx-4090", "0.16.0", gpu_memory_utilization=0.85, max_model_len=8192)
+    assert "little-room-outside-the-budget" in {f.code for f in tight.findings}
+    assert "little-room-outside-the-budget" not in {f.code for f in loose.findings}
+
+
+def test_the_engines_own_answer_takes_the_place_of_computed_weights() -> None:
+    from firstlight.core.answer import EngineAnswer
+
+    answer = EngineAnswer(engine="vllm", parameter_bytes=15 * GIB, config={"tensor_parallel_size": 1})
+    model = checkpoint("llama-3.1-8b")
+    engine = EngineRef(name="vllm", version="0.32.0")
+    asked = plan(model, imagine("1xh100-80gb-sxm"), Intent(model="m"), engine=engine, answer=answer).best
+    assert asked is not None
+    assert asked.per_gpu is not None
+    assert (asked.per_gpu.weights.mid, asked.per_gpu.weights.rung) == (15 * GIB, "asked")
+    assert asked.per_gpu.kv_pool.rung == "computed"
+
+
+def test_a_rehearsal_leaves_nothing_computed_in_the_pool() -> None:
+    from firstlight.core.answer import RehearsalReport
+    from firstlight.core.figures import Figure, Rung
+    from firstlight.core.plan import MemoryBudget
+
+    def measured(gibs: float) -> Figure:
+        return Figure.exact(round(gibs * GIB), Rung.REHEARSED)
+
+    budget = MemoryBudget(
+        total=measured(79.18),
+        usable=measured(72.85),
+        weights=measured(15.0),
+        activation_peak=measured(1.2),
+        cuda_graphs=measured(0.2),
+        non_torch=measured(0.25),
+        kv_pool=measured(56.2),
+        headroom=measured(6.3),
+    )
+    found = plan(
+        checkpoint("llama-3.1-8b"),
+        imagine("1xh100-80gb-sxm"),
+        Intent(model="m"),
+        engine=EngineRef(name="vllm", version="0.32.0"),
+        rehearsal=RehearsalReport(passed=True, per_gpu=budget),
+    )
+    assert found.best is not None
+    assert found.best.per_gpu is not None
+    pool = found.best.per_gpu.kv_pool
+    assert pool.rung == "rehearsed"
+    assert pool.low == pool.mid == pool.high
+    assert (pool.mid or 0) / GIB == pytest.approx(72.85 - 16.65, abs=0.02)
+
+
+def test_a_known_figure_lies_under_its_bound() -> None:
+    """The first user's deployment answered with about 60 tokens per second."""
+    best = planned(kimi(), RTX, "0.16.0", tensor_parallel_size=8).best
+    assert best is not None
+    assert best.predicted is not None
+    figure = best.predicted.decode_tokens_per_second_upper_bound
+    assert (figure.low or 0) <= 60 <= (figure.high or 0)
