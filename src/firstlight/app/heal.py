@@ -17,6 +17,8 @@ from firstlight.core.plan import Constraint
 
 ATTEMPT = ("overlay", "launch", "watch")
 
+ANOTHER_PORT = Remedy(change={"port": None}, safety=Safety.SAFE, because="nobody asked for this port, and another is as good")
+
 
 class Step(Struct, frozen=True, kw_only=True):
     """One attempt of the story: tried, saw, changed, because."""
@@ -57,6 +59,8 @@ async def start_with_remedies(session: Session) -> None:
 
 def choose(session: Session, diagnosis: Diagnosis) -> Remedy | None:
     """The first remedy that changes the plan and may be done: safe ones alone, `ask` ones with a yes or `--allow`."""
+    if diagnosis.cause is not None and diagnosis.cause.code == "port-in-use" and session.intent.port is None:
+        return ANOTHER_PORT
     for remedy in diagnosis.remedies:
         if not remedy.change or remedy.safety is Safety.NEVER:
             continue
@@ -77,9 +81,11 @@ async def _plan_again(session: Session, constraints: Sequence[Constraint], seen:
     """The next plan under the new constraints. Raises the failure when the plan would be one that was tried."""
     session.supervisor = None
     await _release(session)
-    session.intent = yielded(session, constraints)
-    session.constraints.extend(constraints)
     session.attempt += 1
+    if all(c.field == "port" for c in constraints):
+        return  # the plan stands; launch picks a port that is free now
+    session.intent = yielded(session, constraints)
+    session.constraints.extend(c for c in constraints if c.field != "port")
     await flow.run_stages(session, [s for s in flow.STAGES if s.name == "plan"])
     if _identity(session) in seen:
         raise failure
@@ -98,8 +104,7 @@ def yielded(session: Session, constraints: Sequence[Constraint]) -> Intent:
     """The intent without what a remedy replaces: flags after `--` would win over the plan's own."""
     intent = session.intent
     fields = {c.field.lstrip("-").replace("-", "_") for c in constraints}
-    port = None if "port" in fields else intent.port
-    return msgspec.structs.replace(intent, extra_args=without_flags(intent.extra_args, fields), port=port)
+    return msgspec.structs.replace(intent, extra_args=without_flags(intent.extra_args, fields))
 
 
 def without_flags(args: Sequence[str], fields: set[str]) -> list[str]:
@@ -131,7 +136,7 @@ def _tried(session: Session) -> str:
 
 
 def _changes(constraints: Sequence[Constraint]) -> str:
-    return ", ".join(f"{c.field} {c.op if c.op != '==' else '='} {c.value}" for c in constraints)
+    return ", ".join(f"{c.field} {c.op if c.op != '==' else '='} {'another' if c.value is None else c.value}" for c in constraints)
 
 
 def _words(change: dict[str, Any]) -> str:

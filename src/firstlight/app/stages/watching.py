@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from firstlight.app.session import Session
-from firstlight.core.diagnosis import Diagnosis
+from firstlight.core.diagnosis import Cause, Diagnosis
 from firstlight.core.errors import EngineError, FirstlightError
 from firstlight.core.run import RunState
 from firstlight.core.units import format_seconds
@@ -189,25 +189,37 @@ def _ready(session: Session, data: dict[str, Any], follower: Follower) -> str:
 
 async def failed(session: Session, data: dict[str, Any]) -> EngineFailed:
     """The diagnosis of a dead engine, written into the run and shown with its decisive lines."""
-    from firstlight.diagnose.diagnose import diagnose
-
     assert session.folder is not None
     session.emitter.emit("died", **data)
     log = session.folder.log
     text = await asyncio.to_thread(_read, log)
-    status = data.get("returncode")
-    diagnosis = await asyncio.to_thread(
-        diagnose,
-        text,
-        engine=session.launch.engine if session.launch else None,
-        version=session.install.version if session.install else None,
-        exit_status=status if isinstance(status, int) else None,
-    )
+    diagnosis = never_started(data)
+    if diagnosis is None:
+        diagnosis = await asyncio.to_thread(_diagnose, session, text, data.get("returncode"))
     session.save(diagnosis, "diagnosis.json")
     session.save(diagnosis, f"attempts/{session.attempt}/diagnosis.json")
     lines = [f"line {e.line}: {e.text.strip()[:200]}" for e in diagnosis.cause.evidence[:4]] if diagnosis.cause else last_lines(text)
     evidence = [_how_it_ended(data), *lines, f"full log: {log}"]
     return EngineFailed(diagnosis, evidence=tuple(e for e in evidence if e), hint=first_hint(diagnosis))
+
+
+def _diagnose(session: Session, text: bytes, status: Any) -> Diagnosis:
+    from firstlight.diagnose.diagnose import diagnose
+
+    return diagnose(
+        text,
+        engine=session.launch.engine if session.launch else None,
+        version=session.install.version if session.install else None,
+        exit_status=status if isinstance(status, int) else None,
+    )
+
+
+def never_started(data: dict[str, Any]) -> Diagnosis | None:
+    """The supervisor's own word where it could not even start the engine; None where the engine ran."""
+    if "message" not in data or not data.get("reason"):
+        return None
+    code = str(data["reason"])
+    return Diagnosis(outcome="failed", phase="spawned", cause=Cause(code=code, title=str(data["message"]), confidence=1.0))
 
 
 def _read(log: Path) -> bytes:
