@@ -7,15 +7,16 @@ The tensors are those that firstlight derives from the config, written in the or
 
 import argparse
 import json
-import re
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from firstlight.inspect.config import normalise
 from firstlight.inspect.derive.derive import expected_groups
 from firstlight.inspect.quant import quant_spec
 from firstlight.inspect.safetensors import tensor_bytes
 
+Tensor = tuple[str, str, list[int]]
 SHARDS = 119
 LAYERS = 61
 TEXT = {
@@ -54,43 +55,57 @@ def config(times: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def tensors(times: int) -> list[tuple[str, str, list[int]]]:
-    """name, dtype, shape in layer order."""
+def tensors(times: int) -> Iterator[Tensor]:
+    """name, dtype, shape in layer order, experts one after another."""
     one = normalise(config(times))
     groups, reason = expected_groups(one.fields, quant_spec(one.quantization, None), one.quantization)
     assert reason is None, reason
-    listed = []
     for g in groups:
-        layers: list[int | None] = list(g.layers) or [None]
-        for layer in layers:
-            for expert in range(g.count // len(layers)):
-                listed.append((g.pattern.replace("{layer}", str(layer)).replace("{expert}", str(expert)), g.dtype, g.shape))
-    return sorted(listed, key=lambda t: [int(p) if p.isdigit() else p for p in re.split(r"(\d+)", t[0])])
+        if not g.layers:
+            yield g.pattern, g.dtype, g.shape
+    for layer in range(LAYERS * times):
+        members = [(g.pattern.replace("{layer}", str(layer)), g) for g in groups if layer in g.layers]
+        yield from ((name, g.dtype, g.shape) for name, g in members if "{expert}" not in name)
+        routed = [(name, g) for name, g in members if "{expert}" in name]
+        for expert in range(384 if routed else 0):
+            yield from ((name.replace("{expert}", str(expert)), g.dtype, g.shape) for name, g in routed)
 
 
 def write(out: Path, times: int = 1) -> int:
-    """Writes the checkpoint and returns the number of its tensors."""
+    """Writes the checkpoint, a shard at a time, and returns the number of its tensors."""
     out.mkdir(parents=True, exist_ok=True)
-    listed = tensors(times)
-    total = sum(tensor_bytes(d, tuple(s)) or 0 for _, d, s in listed)
-    weight_map: dict[str, str] = {}
+    total = sum(_size(t) for t in tensors(times))
     shards = SHARDS * times
-    number, done, begin = 1, 0, 0
-    for i, (_, dtype, shape) in enumerate(listed):
-        done += tensor_bytes(dtype, tuple(shape)) or 0
-        if (done >= total * number / shards and number < shards) or i + 1 == len(listed):
-            name = f"model-{number:05d}-of-{shards:05d}.safetensors"
-            _write_shard(out / name, listed[begin : i + 1])
-            weight_map |= {n: name for n, _, _ in listed[begin : i + 1]}
-            number, begin = number + 1, i + 1
-    index = {"metadata": {"total_size": total}, "weight_map": weight_map}
-    (out / "model.safetensors.index.json").write_text(json.dumps(index, indent=2))
+    count, number, done = 0, 1, 0
+    part: list[Tensor] = []
+    with (out / "model.safetensors.index.json").open("w") as index:
+        index.write(f'{{\n  "metadata": {{\n    "total_size": {total}\n  }},\n  "weight_map": {{')
+        for tensor in tensors(times):
+            part.append(tensor)
+            done += _size(tensor)
+            if done >= total * number // shards:
+                count += _flush(out, index, part, number, shards, first=number == 1)
+                number, part = number + 1, []
+        index.write("\n  }\n}\n")
+    assert not part
     (out / "config.json").write_text(json.dumps(config(times), indent=2))
     (out / "hf_quant_config.json").write_text(json.dumps(HF_QUANT, indent=2))
-    return len(listed)
+    return count
 
 
-def _write_shard(path: Path, part: list[tuple[str, str, list[int]]]) -> None:
+def _size(tensor: Tensor) -> int:
+    return tensor_bytes(tensor[1], tuple(tensor[2])) or 0
+
+
+def _flush(out: Path, index: TextIO, part: list[Tensor], number: int, shards: int, *, first: bool) -> int:
+    name = f"model-{number:05d}-of-{shards:05d}.safetensors"
+    _write_shard(out / name, part)
+    lines = ",\n".join(f'    "{n}": "{name}"' for n, _, _ in part)
+    index.write(("\n" if first else ",\n") + lines)
+    return len(part)
+
+
+def _write_shard(path: Path, part: list[Tensor]) -> None:
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     at = 0
     for name, dtype, shape in part:
