@@ -23,9 +23,9 @@ def supervisor_archive() -> bytes:
             members[path] = item.read_bytes()
             members[f"{path}c"] = _compiled(item.name.removesuffix(".py"), members[path])
     buffer = io.BytesIO()
-    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
+    with zipfile.ZipFile(buffer, "w") as archive:
         for name in sorted(members):
-            archive.writestr(zipfile.ZipInfo(name, (2000, 1, 1, 0, 0, 0)), members[name])
+            archive.writestr(zipfile.ZipInfo(name, (2000, 1, 1, 0, 0, 0)), members[name], zipfile.ZIP_DEFLATED)
     return buffer.getvalue()
 
 
