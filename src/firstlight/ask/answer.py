@@ -18,15 +18,20 @@ CANNOT_KNOW = [
 ]
 CANNOT_KNOW_ON_CPU = ["activation peak: it shows when the model runs", "memory of the server's own processes"]
 ASSUMED_FLASHINFER = "FlashInfer is taken to be usable (nvcc or its prebuilt kernels on the machine)"
-# Where the engine's own Python raised these, it refused; other exceptions mean that it was asked in a way it does not know.
-REFUSALS = frozenset({"ValueError", "ValidationError", "NotImplementedError", "AssertionError", "RuntimeError", "OSError"})
-PHASES = ("config", "model", "kv-spec", "kv-cache")
+# Exceptions by which the engine's own Python refuses, by the phase it raises them in. Others, and those without a text, mean that
+# it was asked in a way it does not know: a false refusal would stop what works.
+REFUSALS = {
+    "config": frozenset({"ValueError", "ValidationError", "NotImplementedError", "AssertionError", "OSError"}),
+    "model": frozenset({"ValueError", "NotImplementedError", "AssertionError"}),
+    "kv-spec": frozenset({"ValueError"}),
+    "kv-cache": frozenset({"ValueError"}),
+}
 
 
 def refusal_of(raw: dict[str, Any]) -> str | None:
     """The engine's own error text; None when it did not refuse (or failed in a way that is no refusal)."""
     error = raw.get("error")
-    if not error or raw.get("phase") not in PHASES or error["type"] not in REFUSALS:
+    if not error or not error["message"].strip() or error["type"] not in REFUSALS.get(str(raw.get("phase")), ()):
         return None
     own = [f for f in error["frames"] if f.startswith("vllm/")]
     return _engine_text(error["message"]) if own or error["type"] == "ValidationError" else None

@@ -99,14 +99,24 @@ def _concurrency(config: Any, cache_config: Any) -> float | None:
 
 
 def settle_layout(config: Any, found: list[dict[str, Any]]) -> None:
-    """From 0.30 on the layout of the whole model is settled before the blocks are counted."""
+    """From 0.30 on the layout of the whole model is settled before the blocks are counted, from what all its backends support."""
     resolve = _find("resolve_kv_cache_layout", "vllm.v1.attention.backends.utils")
-    if resolve is None or getattr(config.cache_config, "kv_cache_layout", None) is not None:
+    supported = _find("get_supported_kv_cache_layouts", "vllm.v1.attention.backends.utils")
+    if resolve is None or supported is None or getattr(config.cache_config, "kv_cache_layout", None) is not None:
         return
-    backends = [b for m in config.compilation_config.static_forward_context.values() if (b := getattr(m, "attn_backend", None))]
-    supported = next((b.get_supported_kv_cache_layouts() for b in backends if hasattr(b, "get_supported_kv_cache_layouts")), ["LBNHC"])
-    names = [getattr(layout, "name", layout) for layout in supported]
+    layers = config.compilation_config.static_forward_context.values()
+    backends = list(dict.fromkeys(b for layer in layers if (b := backend_of(layer)) is not None))
+    names = [layout.name for layout in supported(backends)]
     resolve(config, [names], [spec for rank in found for spec in rank.values()])
+
+
+def backend_of(layer: Any) -> Any:
+    """The attention backend of a layer of the forward context; None for layers without one."""
+    backend = getattr(layer, "attn_backend", None)
+    if backend is None and hasattr(layer, "get_attn_backend"):
+        with contextlib.suppress(Exception):
+            backend = layer.get_attn_backend()
+    return backend
 
 
 def _find(name: str, *places: str) -> Any:

@@ -6,6 +6,7 @@ import enum
 import re
 from typing import Any
 
+from .cache import backend_of
 from .sweep import reasons
 
 
@@ -44,19 +45,20 @@ def attention(context: dict[str, Any], watch: Watch) -> list[dict[str, Any]]:
     """One row per kind of attention layer: {layer, kv_cache_dtype, chosen, rejected, count}."""
     rows: dict[tuple[str, str, str], dict[str, Any]] = {}
     for module in context.values():
-        backend = getattr(module, "attn_backend", None)
+        backend = backend_of(module)
         if backend is None or not hasattr(backend, "get_name"):
             continue
         layer, dtype = _layer_of(module), str(getattr(module, "kv_cache_dtype", "auto"))
         row = rows.setdefault((layer, dtype, backend.get_name()), {"count": 0, "rejected": watch.rejected(layer, dtype)})
         row["count"] += 1
-    return [{"layer": k[0], "kv_cache_dtype": k[1], "chosen": k[2], **row} for k, row in rows.items()]
+    found = [{"layer": k[0], "kv_cache_dtype": k[1], "chosen": k[2], **row} for k, row in rows.items()]
+    return sorted(found, key=lambda row: not re.match("gqa|mla", row["layer"]))  # attention first, state and index caches after it
 
 
 def _layer_of(module: Any) -> str:
     mla = hasattr(module, "kv_lora_rank")
     if not mla and not hasattr(module, "head_size"):
-        return re.sub(r"(?<!^)(?=[A-Z])", "-", type(module).__name__).lower()
+        return type(module).__name__
     sparse = bool(getattr(module, "use_sparse", False) or getattr(module, "indexer", None))
     return layer_name(
         {

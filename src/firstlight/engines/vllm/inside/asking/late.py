@@ -9,6 +9,8 @@ from __future__ import annotations
 import traceback
 from typing import Any
 
+from .cache import backend_of
+
 REFUSALS = (ValueError, NotImplementedError, AssertionError)
 
 
@@ -19,7 +21,7 @@ def refusal(config: Any, specs: dict[str, Any]) -> str | None:
     context = config.compilation_config.static_forward_context
     tried: set[tuple[Any, ...]] = set()
     for name, spec in specs.items():
-        backend = getattr(context.get(name), "attn_backend", None)
+        backend = backend_of(context.get(name))
         key = (backend, type(spec), getattr(spec, "head_size", None), getattr(spec, "sliding_window", None))
         if backend is None or key in tried or not hasattr(backend, "get_builder_cls"):
             continue
