@@ -68,6 +68,20 @@ class Link(Struct, frozen=True, kw_only=True):
     p2p_allowed: str | None = None
 
 
+class Collective(Struct, frozen=True, kw_only=True):
+    """One measured all-reduce over all GPUs. settings: NCCL variables that were set; empty for NCCL's own choice.
+
+    equal: the sum was right. small_seconds: of 64 KiB, as decoding has them; large_bytes_per_second: of 32 MiB, as prefill has them.
+    problem: why there is no measurement; `no answer` within the limit is a hang.
+    """
+
+    settings: dict[str, str]
+    equal: bool | None = None
+    small_seconds: float | None = None
+    large_bytes_per_second: float | None = None
+    problem: str | None = None
+
+
 class Storage(Struct, frozen=True, kw_only=True):
     """A place on the machine. filesystem: ext4, nfs, tmpfs, overlay, …; read_bytes_per_second: measured, else None."""
 
@@ -124,6 +138,7 @@ class Machine(Struct, frozen=True, kw_only=True):
     iommu: bool | None = None
     accelerators: list[Accelerator] = []
     links: list[Link] = []
+    collectives: list[Collective] = []
     storage: list[Storage] = []
     ports_in_use: list[int] = []
     environment: dict[str, str] = {}

@@ -8,9 +8,10 @@ import msgspec
 from firstlight.core.findings import Finding
 from firstlight.core.machine import Accelerator, Link, Machine, Storage
 from firstlight.core.ports import Host
+from firstlight.core.units import GIB
 from firstlight.probe import gpus
 from firstlight.probe.fact import Fact, Gathered, gather
-from firstlight.probe.facts import cuda, network, nvidia, peers, processes, readspeed, storage, system, tools, topology
+from firstlight.probe.facts import allreduce, cuda, network, nvidia, peers, processes, readspeed, storage, system, tools, topology
 
 SHM = "/dev/shm"
 
@@ -113,6 +114,26 @@ def _with_peers(host: Host, machine: Machine, got: Gathered) -> Machine:
     fact = peers.peer_copies()
     gather(host, [fact], got)
     return msgspec.structs.replace(machine, links=peers.tested(machine.links, got.value(fact)))
+
+
+def measure_collectives(host: Host, machine: Machine, *, python: str | None, raw: dict[str, str] | None = None) -> Machine:
+    """The machine with a short all-reduce under each of a few NCCL settings (64 MiB on each GPU, seconds each; only idle GPUs).
+
+    python: an engine's interpreter, whose NCCL is used; None: the system's.
+    """
+    idle = [g.index for g in machine.accelerators if not g.mig_profile and (g.free_bytes or 0) > 2 * GIB and not g.processes]
+    if len(idle) < 2:
+        return machine
+    got = Gathered(raw if raw is not None else {})
+    library = allreduce.library_of(python) if python else None
+    gather(host, [library] if library else [], got)
+    path = got.value(library) if library else "libnccl.so.2"
+    found = []
+    for settings in allreduce.SETTINGS:
+        fact = allreduce.all_reduce(settings, idle, path)
+        gather(host, [fact], got)
+        found.append(got.value(fact))
+    return msgspec.structs.replace(machine, collectives=found)
 
 
 def _with_speeds(host: Host, machine: Machine, got: Gathered) -> Machine:

@@ -13,6 +13,7 @@ from firstlight.app.output import emit, output_option
 @click.option("--no-engines", is_flag=True, help="Do not look for engines.")
 @click.option("--read-speed", is_flag=True, help="Measure how fast each PATH reads (direct I/O, at most 1 GiB, 3 s).")
 @click.option("--peer-copies", is_flag=True, help="Copy between idle GPUs and compare what arrives (64 MiB on each).")
+@click.option("--all-reduce", is_flag=True, help="Time a short all-reduce under a few NCCL settings (idle GPUs, seconds each).")
 @click.option("--raw", metavar="FOLDER", help="Keep each command's own text there, a file a fact.")
 @output_option
 def command(
@@ -22,6 +23,7 @@ def command(
     no_engines: bool,
     read_speed: bool,
     peer_copies: bool,
+    all_reduce: bool,
     raw: str | None,
     output: str,
 ) -> int:
@@ -31,12 +33,14 @@ def command(
     from firstlight.engines.registry import load_adapters
     from firstlight.probe.engines import find_engines
     from firstlight.probe.hosts import open_host
-    from firstlight.probe.machine import probe_machine
+    from firstlight.probe.machine import measure_collectives, probe_machine
 
     where, texts = open_host(host), dict[str, str]()
     machine = probe_machine(where, paths=paths, raw=texts, measure_reads=read_speed, test_peers=peer_copies)
     if not no_engines:
         machine = msgspec.structs.replace(machine, engines=find_engines(where, load_adapters(), hints=engine_hints(where, engine_python)))
+    if all_reduce:
+        machine = measure_collectives(where, machine, python=engine_python, raw=texts)
     save_raw(raw, texts)
     emit(machine, output, lambda: show_machine(machine))
     return 0
