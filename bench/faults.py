@@ -72,8 +72,7 @@ def main() -> int:
     rows = [row for case in chosen if (row := run_case(case)) is not None]
     everything = rows if options.fresh else merged(rows)
     RESULT.parent.mkdir(exist_ok=True)
-    command = "python bench/faults.py" + "".join(f" {a}" for a in sys.argv[1:])
-    RESULT.write_text(json.dumps({"command": command, "rows": everything}, indent=1, ensure_ascii=False) + "\n")
+    RESULT.write_text(json.dumps({"command": "python bench/faults.py", "rows": everything}, indent=1, ensure_ascii=False) + "\n")
     bad = [r for r in rows if r["lost"] or not r["as_expected"]]
     slow = [r for r in rows if (r["noticed_seconds"] or 0) > 0.5]
     print(f"{len(rows)} faults, {len(bad)} wrong, {len(slow)} noticed later than 0.5 s; {RESULT.name} has {len(everything)}")
