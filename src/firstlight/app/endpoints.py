@@ -45,7 +45,7 @@ async def target_of(ref: str, *, model: str | None, key_file: str | None) -> Tar
 
 def _of_run(ref: str, key_file: str | None) -> Target:
     folder = RunStore().find(ref)
-    run = folder.run()
+    run = folder.run
     if run.endpoint is None:
         raise UsageError("run-not-serving", f"the run {run.name} has no endpoint", evidence=(f"state: {run.state}",), hint="firstlight up")
     return Target(run.endpoint, key_from(key_file or run.endpoint.api_key_file), folder)

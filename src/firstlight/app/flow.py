@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from firstlight.app import rehearsing
 from firstlight.app.session import Session
-from firstlight.app.stages import asking, look, prove, start, watching
+from firstlight.app.stages import asking, beside, look, prove, start, watching
 from firstlight.core.errors import FirstlightError
 from firstlight.core.run import RunState
 
@@ -30,7 +30,7 @@ STAGES: tuple[Stage, ...] = (
     Stage("preflight", "every check, every problem at once", look.preflight, skippable=True, changes=False),
     Stage("plan", "memory, context, layout, the exact command", look.plan, changes=False),
     Stage("ask", "what the engine itself will pick and need", asking.ask, skippable=True),
-    Stage("fetch", "weights on disk, verified", start.fetch),
+    Stage("fetch", "weights on disk, verified; the rehearsal beside it", beside.fetch),
     Stage("overlay", "patched JSON beside links; the checkpoint is never touched", start.overlay),
     Stage("rehearse", "the plan with dummy weights on the real GPUs", rehearsing.rehearse_stage, skippable=True),
     Stage("launch", "start the engine under a supervisor", start.launch),

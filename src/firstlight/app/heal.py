@@ -41,6 +41,7 @@ async def start_with_remedies(session: Session) -> None:
     while True:
         try:
             seen.add(_identity(session))
+            _raise_refuted(session)
             await flow.run_stages(session, stages if session.attempt == 1 else [s for s in stages if s.name in ATTEMPT])
         except EngineFailed as failure:
             step = Step(attempt=session.attempt, tried=_tried(session), saw=f"{failure.code}: {failure.message}")
@@ -55,6 +56,13 @@ async def start_with_remedies(session: Session) -> None:
             await _plan_again(session, constraints, seen, failure)
         else:
             return
+
+
+def _raise_refuted(session: Session) -> None:
+    """A plan that its rehearsal refuted while the weights downloaded is not launched."""
+    if session.refuted is not None:
+        refuted, session.refuted = session.refuted, None
+        raise refuted
 
 
 def choose(session: Session, diagnosis: Diagnosis) -> Remedy | None:

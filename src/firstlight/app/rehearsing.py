@@ -45,14 +45,15 @@ print(json.dumps(dict(metrics=metrics[1] if metrics[0] == 200 else "", completio
 """
 
 
-async def rehearse_stage(session: Session) -> str:
+async def rehearse_stage(session: Session, *, beside_download: bool = False) -> str:
     """The stage of `up`: decides, rehearses, and leaves the report in the session.
 
     Raises EngineFailed where the plan is refuted and the cause is known, so that healing plans around it before weights are read.
     """
-    decision = decide(
-        session.options.rehearse, candidate=session.best, weights_missing=session.model.path is None, engine=session.best.engine.name
-    )
+    if session.rehearsal is not None and session.attempt == 1:
+        return "done while the weights downloaded"
+    missing = beside_download or session.model.path is None
+    decision = decide(session.options.rehearse, candidate=session.best, weights_missing=missing, engine=session.best.engine.name)
     if not decision.rehearse:
         return f"not needed: {decision.because}"
     session.emitter.emit("say", text=f"rehearsing: {decision.because}")

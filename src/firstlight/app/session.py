@@ -11,7 +11,7 @@ from firstlight.app.emitter import Emitter
 from firstlight.app.store import RunFolder, RunStore
 from firstlight.core.answer import EngineAnswer, RehearsalReport
 from firstlight.core.checkpoint import Checkpoint
-from firstlight.core.errors import FirstlightError
+from firstlight.core.errors import EngineError, FirstlightError
 from firstlight.core.findings import Finding
 from firstlight.core.intent import Intent
 from firstlight.core.machine import EngineInstall, Machine
@@ -73,6 +73,7 @@ class Session:
     raw: dict[str, str] = field(default_factory=dict)
     attempt: int = 1
     stalled_at: str | None = None
+    refuted: EngineError | None = None
     stage_seconds: dict[str, float] = field(default_factory=dict)
 
     @property

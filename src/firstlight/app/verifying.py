@@ -9,6 +9,7 @@ import msgspec
 from firstlight.app.endpoints import Target, target_of
 from firstlight.app.output import glyphs, say
 from firstlight.core.checkpoint import Checkpoint
+from firstlight.core.errors import UsageError
 from firstlight.core.plan import PlanSet
 from firstlight.core.reference import Reference
 from firstlight.core.schema import decode, encode
@@ -33,6 +34,7 @@ class Verifying(msgspec.Struct, kw_only=True):
     api_key_file: str | None = None
     save_reference: str | None = None
     against: str | None = None
+    engine_python: str | None = None
     tolerance: str = "same"
     budget: float | None = None
     live: bool = False
@@ -41,7 +43,7 @@ class Verifying(msgspec.Struct, kw_only=True):
 async def verify_with(wanted: Verifying) -> Verdict:
     """Finds the endpoint, verifies it, and saves a reference if asked and passed."""
     target = await target_of(wanted.ref, model=wanted.model, key_file=wanted.api_key_file)
-    trusted = _trusted(wanted.against) if wanted.against else None
+    trusted = _trusted(wanted.against, wanted.engine_python) if wanted.against else None
     if wanted.live:
         click.echo(f"{target.endpoint.base_url}  {target.endpoint.model}  {wanted.profile}")
     verdict = await verify(
@@ -63,8 +65,15 @@ async def verify_with(wanted: Verifying) -> Verdict:
     return verdict
 
 
-def _trusted(file: str) -> Reference:
-    return decode(Path(file).read_bytes(), Reference, origin=file)
+def _trusted(ref: str, python: str | None) -> Reference:
+    """From a reference file, or computed from a model folder."""
+    if not Path(ref).is_dir():
+        return decode(Path(ref).read_bytes(), Reference, origin=ref)
+    if python is None:
+        raise UsageError("reference-needs-python", f"{ref} is a folder", hint="--engine-python PATH, of an environment with transformers")
+    from firstlight.verify.trusted import reference_of_folder
+
+    return reference_of_folder(ref, python)
 
 
 def _write(file: str, taken: Reference) -> None:

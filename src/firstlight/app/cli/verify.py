@@ -21,7 +21,8 @@ from firstlight.core.errors import Exit
 @click.option("--concurrency", type=click.IntRange(min=1), help="Parallel long requests that were planned.")
 @click.option("--api-key-file", metavar="FILE", help="File with the key; else $FIRSTLIGHT_API_KEY or $OPENAI_API_KEY.")
 @click.option("--save-reference", metavar="FILE", type=click.Path(dir_okay=False), help="Keep this endpoint's distributions as trusted.")
-@click.option("--against", metavar="FILE", type=click.Path(exists=True, dir_okay=False), help="Compare with a trusted run.")
+@click.option("--against", metavar="FILE|FOLDER", type=click.Path(exists=True), help="Compare with a trusted run, or with a model folder.")
+@click.option("--engine-python", metavar="PATH", help="For --against FOLDER: a Python with transformers, which computes on the CPU.")
 @click.option("--tolerance", type=click.Choice(["exact", "same", "quantized"]), default="same", show_default=True, help="For --against.")
 @click.option("--budget", type=click.FloatRange(min=0), metavar="S", help="Seconds, after which only what is essential is asked.")
 @output_option

@@ -8,6 +8,7 @@ import msgspec
 
 from firstlight.app.places import cache_folder
 from firstlight.app.session import Session
+from firstlight.catalog.presets import find_preset
 from firstlight.core.errors import Exit, FirstlightError
 from firstlight.core.fetch import Fetched, FetchProgress
 from firstlight.core.ids import digest
@@ -49,6 +50,13 @@ async def fetch_model(session: Session) -> Fetched:
     if session.folder:
         session.folder.update(state=RunState.FETCHING)
     return await fetch_files(session.intent.model, destination=None, on_progress=_fetch_progress(session), env=session.host.environ())
+
+
+async def fetch_small(session: Session, include: tuple[str, ...]) -> Fetched:
+    """Only the files that describe the model: what a start with dummy weights reads."""
+    from firstlight.fetch.fetch import fetch as fetch_files
+
+    return await fetch_files(session.intent.model, include=include, on_progress=_fetch_progress(session), env=session.host.environ())
 
 
 async def _consent_to_fetch(session: Session) -> None:
@@ -148,8 +156,11 @@ def make_launch(session: Session) -> LaunchSpec:
 
 
 def served_name(session: Session) -> str:
-    """The model's own name, never the overlay's path."""
-    return session.model.name or session.name
+    """The model's own name, never the overlay's path: `org/name` of a hub, else the folder's or file's."""
+    model = session.intent.model
+    if model.startswith("/") or find_preset(model):
+        return session.model.name or session.name
+    return model.removeprefix("hf://").partition("@")[0].partition(":")[0]
 
 
 def free_port(session: Session) -> int:
