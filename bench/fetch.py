@@ -177,9 +177,8 @@ def report(args: argparse.Namespace, root: Path) -> None:
 
 
 def show(args: argparse.Namespace, rounds: list[dict[str, dict[str, float]]], total: int, to: Path) -> None:
-    print(
-        f"{args.shards} shards of {args.mib} MiB to {to}, {os.cpu_count()} CPUs, load {os.getloadavg()[0]:.1f}, link {args.link or 'unlimited'}; MB/s (CPU seconds)"
-    )
+    head = f"{args.shards} shards of {args.mib} MiB to {to}, link {args.link or 'unlimited'}"
+    print(f"{head}, {os.cpu_count()} CPUs, load {os.getloadavg()[0]:.1f}; MB/s (CPU seconds)")
     print(f"{'round':>6} " + " ".join(f"{w:>14}" for w in KINDS) + f" {'of plain':>9} {'of hub':>7} {'peak MiB':>9}")
     for i, r in enumerate(rounds):
         cells = " ".join(f"{total / r[w]['seconds'] / 1e6:>7.0f} ({r[w]['cpu_seconds']:4.1f})" for w in KINDS)

@@ -84,6 +84,7 @@ def test_ctrl_c_is_quick_and_keeps_what_came(hub: Hub, shell: Env) -> None:
     process = subprocess.Popen(line, env=shell, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
     while hub.counts.bytes < 100_000:
         time.sleep(0.02)
+        assert process.poll() is None
     begun = time.monotonic()
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=20)
@@ -132,6 +133,7 @@ def test_a_model_that_is_being_fetched_is_not_removed(hub: Hub, shell: Env) -> N
     try:
         while hub.counts.bytes < 50_000:
             time.sleep(0.02)
+            assert process.poll() is None
         (row,) = json.loads(run(shell, "models", "-o", "json").stdout)["items"]
         assert row["complete"] is False
         assert "being fetched" in run(shell, "models", "rm", REPO, "--confirm", REPO, code=1).stderr
