@@ -71,18 +71,19 @@ def test_strangers_datagrams_are_no_records(datagram: bytes) -> None:
         assert read_record(datagram) is None
 
 
-METRICS = """\
-# HELP vllm:cache_config_info Information of the LLMEngine CacheConfig
-# TYPE vllm:cache_config_info gauge
-vllm:cache_config_info{block_size="128",cache_dtype="auto",kv_cache_max_concurrency="341.33",kv_cache_size_tokens="699040",num_gpu_blocks="5462"} 1.0
-vllm:num_requests_running{engine="0"} 0.0
-"""
+INFO = 'block_size="128",cache_dtype="auto",{more}num_gpu_blocks="5462"'
+SAID = 'kv_cache_max_concurrency="341.33",kv_cache_size_tokens="699040",'
+
+
+def metrics(more: str) -> str:
+    info = INFO.replace("{more}", more)
+    return f"# TYPE vllm:cache_config_info gauge\nvllm:cache_config_info{{{info}}} 1.0\nvllm:num_requests_running 0.0\n"
 
 
 def test_the_cache_as_the_engine_made_it() -> None:
-    found = read_cache_info(METRICS)
+    found = read_cache_info(metrics(SAID))
     assert found == CacheInfo(num_gpu_blocks=5462, block_size=128, cache_dtype="auto", tokens=699040, concurrency=341.33)
-    older = read_cache_info(METRICS.replace('kv_cache_max_concurrency="341.33",kv_cache_size_tokens="699040",', ""))
+    older = read_cache_info(metrics(""))
     assert older is not None
     assert older.tokens == 5462 * 128
     assert read_cache_info("vllm:num_requests_running 0\n") is None
