@@ -1,10 +1,11 @@
 """How fast `firstlight inspect` reads the headers of Kimi-K2.5-NVFP4 (119 shards, 278,219 tensors), side by side with others in one run.
 
-    python bench/inspect.py [--folder DIR] [--runs 5] [--grow 10] [--peers PYTHON] [--json bench/results/inspect.json]
+    python bench/inspect.py [--folder DIR] [--runs 5] [--grow 10] [--grown DIR] [--peers PYTHON] [--json FILE]
 
-Each row is a whole process: start, imports, work, exit. wall: the best of the runs (others use the machine too) and their median; cpu:
-user + system of the process and its children, the least of the runs; peak: the largest resident set among them. --peers: an interpreter of an
-environment with `grit-datatype`, `hf-mem` and `safetensors`. The hub is a stand-in on loopback in this process.
+Each row is a whole process: start, imports, work, exit. wall: the best of the runs and their median; cpu: user + system of the process
+and its children, the least of the runs; peak: the largest resident set among them. On a shared machine put `chrt -f 20` in front.
+--peers: an interpreter of an environment with `grit-datatype`, `hf-mem` and `safetensors`. The hub is a stand-in on loopback in this
+process. --grown: a folder that kimi_headers.py made with `--times`.
 """
 
 import argparse
@@ -82,10 +83,8 @@ def best(name: str, runs: int, once: Callable[[], dict[str, Any]]) -> dict[str, 
         "cpu_seconds": top["cpu"],
     }
     row |= {"peak_bytes": max(r["peak"] for r in results), "exit": top["exit"], "runs": runs}
-    print(
-        f"{name:46} {row['wall_seconds']:7.2f} s {row['wall_median']:7.2f} s {row['cpu_seconds']:7.2f} s {row['peak_bytes'] / 2**20:7.0f} MiB",
-        flush=True,
-    )
+    seconds = " ".join(f"{row[k]:7.2f} s" for k in ("wall_seconds", "wall_median", "cpu_seconds"))
+    print(f"{name:46} {seconds} {row['peak_bytes'] / 2**20:7.0f} MiB", flush=True)
     if top["exit"]:
         print("   failed:", top["tail"].strip().splitlines()[-1:], flush=True)
     return row
@@ -132,15 +131,17 @@ def make(folder: Path, times: int) -> int:
     return int(done.stdout.split()[0].replace(",", ""))
 
 
-def growth_row(times: int, runs: int) -> dict[str, Any]:
-    """`times` as many tensors; made and removed here."""
-    folder = Path(tempfile.mkdtemp(prefix="kimi-x"))
-    try:
-        count = make(folder, times)
-        argv = [str(HERE / "firstlight"), "inspect", str(folder), "-o", "json"]
-        return best(f"firstlight inspect -o json, {count:,} tensors", min(runs, 3), lambda: measure(argv)) | {"tensors": count}
-    finally:
+def growth_row(times: int, runs: int, grown: Path | None) -> dict[str, Any]:
+    """`times` as many tensors; made and removed here unless `grown` is there already."""
+    folder = grown or Path(tempfile.mkdtemp(prefix="kimi-x"))
+    if not (folder / "config.json").exists():
+        make(folder, times)
+    argv = [str(HERE / "firstlight"), "inspect", str(folder), "-o", "json"]
+    measure([sys.executable, "-c", JSON_LOOP, str(folder)])
+    row = best(f"firstlight inspect -o json, {times} x as many tensors", min(runs, 3), lambda: measure(argv)) | {"times": times}
+    if grown is None:
         shutil.rmtree(folder)
+    return row
 
 
 def main() -> None:
@@ -148,6 +149,7 @@ def main() -> None:
     parser.add_argument("--folder", type=Path)
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--grow", type=int, default=10)
+    parser.add_argument("--grown", type=Path)
     parser.add_argument("--peers", type=Path)
     parser.add_argument("--json", type=Path, default=Path(__file__).parent / "results/inspect.json")
     given = parser.parse_args()
@@ -159,7 +161,7 @@ def main() -> None:
     load = os.getloadavg()[0]
     rows = local_rows(folder, given.runs, given.peers) + hub_rows(folder, given.runs, given.peers)
     if given.grow > 1:
-        rows.append(growth_row(given.grow, given.runs))
+        rows.append(growth_row(given.grow, given.runs, given.grown))
     given.json.parent.mkdir(parents=True, exist_ok=True)
     result = {"processors": len(os.sched_getaffinity(0)), "load_at_start": load, "load_at_end": os.getloadavg()[0], "rows": rows}
     given.json.write_text(json.dumps(result, indent=1) + "\n")

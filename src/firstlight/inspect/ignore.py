@@ -15,21 +15,28 @@ JOINED = {
 }  # fmt: skip
 
 
+EXPRESSION_LIMIT = 1000
+_NESTED_REPEAT = re.compile(r"[*+}][^()]*\)[*+{]|\)[*+{][^()]*\)[*+{]")
+
+
 class Ignored:
     """A compiled list, asked for thousands of modules."""
 
     def __init__(self, patterns: Iterable[str]) -> None:
         listed = list(patterns)
-        self.exact = {p for p in listed if not p.startswith("re:") and not any(c in p for c in "*?[")}
-        wild = [_below(p) for p in listed if not p.startswith("re:") and any(c in p for c in "*?[")]
+        plain = [p for p in listed if not p.startswith("re:")]
+        wild = [p for p in plain if any(c in p for c in "*?[")]
+        self.exact = set(plain) - set(wild)
+        self.prefixes = tuple(p[:-1] for p in wild if p[-1] == "*" and not any(c in p[:-1] for c in "*?["))  # nearly all of them
+        others = [_below(p) for p in wild if p[:-1] not in self.prefixes]
+        self.wild = re.compile("|".join(others)) if others else None
         self.expressions = [c for c in map(_compiled, (p[3:] for p in listed if p.startswith("re:"))) if c]
-        self.wild = re.compile("|".join(wild)) if wild else None
 
     def __call__(self, module: str) -> bool:
         """Whether the producer left `module` alone."""
         if self.exact and (module in self.exact or module.rpartition(".")[2] in self.exact or self._parent(module)):
             return True
-        if self.wild is not None and self.wild.match(module):
+        if module.startswith(self.prefixes) or (self.wild is not None and self.wild.match(module)):
             return True
         return any(e.match(module) for e in self.expressions)
 
@@ -47,9 +54,12 @@ def _below(wildcard: str) -> str:
 
 
 def _compiled(expression: str) -> re.Pattern[str] | None:
+    """None for what is no expression, or one whose nested repeats could take forever: a checkpoint must not be able to hang us."""
+    if len(expression) > EXPRESSION_LIMIT or _NESTED_REPEAT.search(expression):
+        return None
     try:
         return re.compile(expression)
-    except re.error:
+    except (re.error, OverflowError, RecursionError):
         return None
 
 

@@ -99,6 +99,9 @@ def test_no_kv_cache_quantization(value):
         ("re:.*self_attn.*", "model.layers.3.self_attn.o_proj", True),
         ("re:.*mlp\\.(gate|up)_proj.*", "model.layers.3.mlp.down_proj", False),
         ("re:[", "model.layers.3.mlp.down_proj", False),
+        ("re:(a+)+$", "a" * 60 + "!", False),  # would take longer than the universe
+        ("re:(?:.*)*x", "a" * 60, False),
+        ("model.*.mlp?", "model.layers.3.mlp2", True),
     ],
 )
 def test_what_the_producer_left_out(pattern, module, left_out):
