@@ -84,7 +84,7 @@ def satisfies(version: str, specifier: str) -> bool:
 
 
 def _meets(have: tuple[int, ...], part: str) -> bool:
-    found = re.fullmatch(r"(==|!=|>=|<=|>|<|~=)\s*([\d.]+)(\.\*)?\S*", part)
+    found = re.fullmatch(r"(==|!=|>=|<=|>|<|~=)\s*(\d+(?:\.\d+)*)(\.\*)?\S*", part)
     if found is None:
         return True
     operator, wanted, star = found[1], _numbers(found[2]), found[3]

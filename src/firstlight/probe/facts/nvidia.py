@@ -5,11 +5,22 @@ Sizes that nvidia-smi prints as N/A (GB10 and other unified memory, MIG parents)
 
 import re
 import xml.etree.ElementTree as ET
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 from msgspec import Struct
 
 from firstlight.core.units import MIB
 from firstlight.probe.fact import Fact, shell
+
+T = TypeVar("T")
+# Not on the PATH of every session: WSL's and some containers' places. Absent: no text at all.
+_RUN = 'PATH=$PATH:/usr/lib/wsl/lib:/usr/local/nvidia/bin; command -v nvidia-smi >/dev/null || exit 127; exec nvidia-smi "$@"'
+
+
+def nvidia_smi(name: str, arguments: Sequence[str], parse: Callable[[str], T]) -> Fact[T]:
+    """A fact of nvidia-smi, which takes seconds on a machine of many GPUs without persistence mode."""
+    return shell(name, _RUN, parse, arguments=arguments, timeout=60)
 
 
 class SmiProcess(Struct, frozen=True):
@@ -144,7 +155,7 @@ def _switch(e: ET.Element, path: str) -> bool | None:
     return {"Enabled": True, "Disabled": False}.get(_text(e, path) or "")
 
 
-SMI = Fact("nvidia-smi", ("nvidia-smi", "-q", "-x"), parse_smi, timeout=60)
+SMI = nvidia_smi("nvidia-smi", ("-q", "-x"), parse_smi)
 
 
 def parse_capability(text: str) -> dict[str, int]:
@@ -152,7 +163,7 @@ def parse_capability(text: str) -> dict[str, int]:
     return {m[1]: int(m[2]) * 10 + int(m[3]) for m in re.finditer(r"^(GPU-\S+), (\d+)\.(\d+)$", text, re.M)}
 
 
-CAPABILITY = Fact("nvidia-smi-query", ("nvidia-smi", "--query-gpu=uuid,compute_cap", "--format=csv,noheader"), parse_capability, timeout=60)
+CAPABILITY = nvidia_smi("nvidia-smi-query", ("--query-gpu=uuid,compute_cap", "--format=csv,noheader"), parse_capability)
 
 
 class ListedMig(Struct, frozen=True):
@@ -173,7 +184,7 @@ def parse_list(text: str) -> dict[str, list[ListedMig]]:
     return found
 
 
-LISTED = Fact("nvidia-smi-list", ("nvidia-smi", "-L"), parse_list, timeout=60)
+LISTED = nvidia_smi("nvidia-smi-list", ("-L",), parse_list)
 
 
 class Bus(Struct, frozen=True):

@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping
 
 from firstlight.core.machine import Accelerator, Link
-from firstlight.probe.fact import Fact
+from firstlight.probe.facts.nvidia import nvidia_smi
 
 _ANSI = re.compile(r"\x1b\[[0-9;]*m")
 
@@ -26,8 +26,8 @@ def parse_matrix(text: str) -> dict[str, str]:
     return cells
 
 
-TOPOLOGY = Fact("nvidia-smi-topo", ("nvidia-smi", "topo", "-m"), parse_matrix, timeout=60)
-P2P_ALLOWED = Fact("nvidia-smi-p2p", ("nvidia-smi", "topo", "-p2p", "r"), parse_matrix, timeout=60)
+TOPOLOGY = nvidia_smi("nvidia-smi-topo", ("topo", "-m"), parse_matrix)
+P2P_ALLOWED = nvidia_smi("nvidia-smi-p2p", ("topo", "-p2p", "r"), parse_matrix)
 
 # One direction, bytes per second: NVLink 3 and 4 carry 25 GB/s a link, NVLink 5 50; PCIe per lane after its encoding.
 _NVLINK = {80: 25e9, 90: 25e9, 100: 50e9, 103: 50e9}
