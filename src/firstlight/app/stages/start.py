@@ -6,6 +6,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
+from firstlight.app.landed import check_landed
 from firstlight.app.places import cache_folder
 from firstlight.app.session import Session
 from firstlight.catalog.presets import find_preset
@@ -49,7 +50,13 @@ async def fetch_model(session: Session) -> Fetched:
     await _consent_to_fetch(session)
     if session.folder:
         session.folder.update(state=RunState.FETCHING)
-    return await fetch_files(session.intent.model, destination=None, on_progress=_fetch_progress(session), env=session.host.environ())
+    return await fetch_files(
+        session.intent.model,
+        on_progress=_fetch_progress(session),
+        env=session.host.environ(),
+        validate=check_landed,
+        cache=str(cache_folder()),
+    )
 
 
 async def fetch_small(session: Session, include: tuple[str, ...]) -> Fetched:
