@@ -70,6 +70,14 @@ def _check(capsys: pytest.CaptureFixture[str], words: list[str]) -> tuple[int, d
     return status, {f["code"]: f for f in json.loads(capsys.readouterr().out)["items"]}
 
 
+def test_a_model_inside_a_container_leaves_the_rest_checked(capsys: pytest.CaptureFixture[str]) -> None:
+    image = ["docker", "run", "vllm/vllm-openai:v0.16.0", "--model", "/only/in/there", "--swap-spce", "4", "--tool-call-parser", "kimi_k9"]
+    status, findings = _check(capsys, image)
+    assert (status, {"flag-unknown", "parser-unknown"} <= set(findings)) == (4, True)
+    assert run(["check", *MACHINE, "--", *image]) == 4
+    assert "/only/in/there cannot be read from here (model-not-found)" in capsys.readouterr().out
+
+
 def test_a_person_reads_the_same(kimi: Path, capsys: pytest.CaptureFixture[str]) -> None:
     status = run(["preflight", str(kimi), *MACHINE, "--engine", "vllm@0.16.0"])
     text = capsys.readouterr().out

@@ -53,7 +53,7 @@ def look_at_command(command: EngineCommand, *, host: str, gpu: str | None, engin
     from firstlight.probe.hosts import open_host
 
     where = open_host(host)
-    checkpoint = _inspected(command.model, where) if _reachable(command.model, where) else None
+    checkpoint, unread = _if_readable(command.model, where)
     folder = [str(Path(command.program).parent.parent)] if command.program and "/" in command.program else []
     machine = imagine(gpu) if gpu else _probed(where, checkpoint, [*engine_hints(where, engine_python), *folder])
     engine = EngineRef(name=command.engine, version=command.version)
@@ -69,18 +69,15 @@ def look_at_command(command: EngineCommand, *, host: str, gpu: str | None, engin
         install=install,
         command=True,
     )
-    return Looked(context, [f"from the {command.origin}", *_about(context)])
+    return Looked(context, [f"from the {command.origin}", *unread, *_about(context)])
 
 
-def _reachable(model: str, host: Host) -> bool:
-    """A path inside a container or a model that is not cached here leaves the checkpoint unknown; the rest is still checked."""
-    from firstlight.inspect.sources import open_source
-
+def _if_readable(model: str, host: Host) -> tuple[Checkpoint | None, list[str]]:
+    """A path inside a container, or a hub that does not answer, leaves the checkpoint unknown; the rest is still checked."""
     try:
-        open_source(model, host, env={**host.environ(), "HF_HUB_OFFLINE": "1"})
-    except FirstlightError:
-        return False
-    return True
+        return _inspected(model, host), []
+    except FirstlightError as e:
+        return None, [f"{model} cannot be read from here ({e.code}): what depends on the model is not checked"]
 
 
 def findings_of(context: Context, ignore: Sequence[str]) -> list[Finding]:
@@ -123,7 +120,7 @@ def _count(n: int, word: str) -> str:
 def _about(context: Context) -> list[str]:
     from firstlight.app.stages import describe
 
-    lines = [f"model    {describe.checkpoint(context.checkpoint)}"] if context.checkpoint else ["model    not readable from here"]
+    lines = [f"model    {describe.checkpoint(context.checkpoint)}"] if context.checkpoint else ["model    unknown"]
     if context.machine:
         lines.append(f"machine  {context.machine.hostname} · {describe.machine(context.machine, None)}")
     lines.append(f"engine   {context.named}" + (f" in {context.install.python or context.install.binary}" if context.install else ""))
