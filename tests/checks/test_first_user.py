@@ -78,6 +78,15 @@ def test_a_model_inside_a_container_leaves_the_rest_checked(capsys: pytest.Captu
     assert "/only/in/there cannot be read from here (model-not-found)" in capsys.readouterr().out
 
 
+def test_a_release_can_be_named(kimi: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["vllm", "serve", str(kimi), "-tp", "8"]
+    assert run(["check", *MACHINE, "--engine", "vllm@0.16.0", "-o", "json", "--", *words]) == 4
+    assert CODE in capsys.readouterr().out
+    assert run(["check", *MACHINE, "--engine", "vllm@0.24.0", "-o", "json", "--", *words]) == 0
+    assert CODE not in capsys.readouterr().out
+    assert run(["check", *MACHINE, "--engine", "llamacpp@1", "--", *words]) == 2
+
+
 def test_a_person_reads_the_same(kimi: Path, capsys: pytest.CaptureFixture[str]) -> None:
     status = run(["preflight", str(kimi), *MACHINE, "--engine", "vllm@0.16.0"])
     text = capsys.readouterr().out

@@ -11,7 +11,7 @@ from firstlight.app.output import glyphs, show_findings
 from firstlight.app.plan_options import Planning
 from firstlight.app.stages.look import engine_hints
 from firstlight.core.checkpoint import Checkpoint
-from firstlight.core.errors import FirstlightError, InputError
+from firstlight.core.errors import FirstlightError, InputError, UsageError
 from firstlight.core.findings import Finding, Severity
 from firstlight.core.intent import Intent, Pins
 from firstlight.core.machine import EngineInstall, Machine
@@ -184,6 +184,16 @@ def _as_candidate(engine: EngineRef, install: EngineInstall | None, pins: Pins, 
     known = {f.name for f in msgspec.structs.fields(Candidate)}
     ref = EngineRef(name=engine.name, version=engine.version or (install.version if install else None))
     return Candidate(engine=ref, args=list(args), **{k: v for k, v in given.items() if k in known and k != "args"})
+
+
+def with_release(command: EngineCommand, release: str | None) -> EngineCommand:
+    """`vllm@0.16.0` over what the command tells. Raises UsageError where it names another engine."""
+    name, _, version = (release or "").partition("@")
+    if name and name != command.engine:
+        raise UsageError(
+            "engine-unknown", f"the command runs {command.engine}, and --engine names {name}", evidence=(f"--engine {release}",)
+        )
+    return msgspec.structs.replace(command, version=version) if version else command
 
 
 def read_command(words: Sequence[str], file: str | None) -> EngineCommand:
