@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from firstlight.app.group import run
 from firstlight.ask.ask import ask
 from firstlight.catalog.gpus import imagine
 from firstlight.core.answer import EngineAnswer
@@ -214,3 +215,20 @@ def test_a_model_that_the_release_does_not_have_is_its_own_refusal(answers: Any)
     answer = answers(config, "0.24.0", "h200")
     assert answer.refusal is not None
     assert "NeverMadeForCausalLM" in answer.refusal
+
+
+def test_the_command_gives_a_document_and_an_exit_code(own_home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    if not PYTHON or not (WHEELS / "vllm-0.16.0/wheel.json").exists():
+        pytest.fail("needs `make engines`") if STRICT else pytest.skip("needs `make engines`")
+    (own_home / "cache/firstlight/ask").mkdir(parents=True)
+    (own_home / "cache/firstlight/ask/wheels").symlink_to(WHEELS)
+    (tmp_path / "config.json").write_text(json.dumps(kimi(3)))
+    argv = ["ask", str(tmp_path), "--engine-wheel", "vllm==0.16.0", "--gpu", "8xrtx-pro-6000-blackwell", "--kv-cache-dtype", "fp8"]
+    assert run([*argv, "--timeout", "400", "-o", "json"]) == 4
+    document = json.loads(capsys.readouterr().out)
+    assert (document["schema"], document["kind"], document["version"]) == ("firstlight/1", "EngineAnswer", "0.16.0")
+    assert "No valid attention backend found" in document["refusal"]
+    assert run(argv) == 4  # remembered: no engine is started again
+    shown = capsys.readouterr().out
+    assert "refuses" in shown
+    assert "TRITON_MLA" in shown
