@@ -43,10 +43,11 @@ class Rule(Struct, frozen=True, kw_only=True):
     """One way in which a known condition shows in a log. Several rules may share a code.
 
     role: cause; consequence (of a cause elsewhere); wrapper (hides a cause); symptom (of a wait); benign; exit (by exit status).
-    match: any of; unless: none of, in the same message; frames: any of, in its traceback; with_log: all of, and unless_log: none of,
+    match: any of; unless: none of, in the same message; frames: any of, unless_frames: none of, in its traceback; with_log: all of, and unless_log: none of,
     anywhere in the log; when: a condition on the facts, as `= within(a, b, 0.05)`. phases: where it happens; only_phases: it counts
     nowhere else. info: lines below ERROR count as well.
-    fatal: the condition ends the start or the server. priority: the higher wins where several match one message.
+    fatal: the condition ends the start or the server. yields: often only where another process's failure shows, so that a cause which
+    does not yield is preferred even when it was printed later. priority: the higher wins where several match one message.
     """
 
     code: str
@@ -60,11 +61,13 @@ class Rule(Struct, frozen=True, kw_only=True):
     match: tuple[Pattern, ...] = ()
     unless: tuple[Pattern, ...] = ()
     frames: tuple[Pattern, ...] = ()
+    unless_frames: tuple[Pattern, ...] = ()
     with_log: tuple[Pattern, ...] = ()
     unless_log: tuple[Pattern, ...] = ()
     when: str | None = None
     info: bool = False
     fatal: bool = True
+    yields: bool = False
     confidence: float = 0.9
     priority: int = 0
     facts: dict[str, Any] = {}
@@ -72,7 +75,7 @@ class Rule(Struct, frozen=True, kw_only=True):
     sources: tuple[str, ...] = ()
 
 
-_PATTERNS = ("match", "unless", "frames", "with_log", "unless_log")
+_PATTERNS = ("match", "unless", "frames", "unless_frames", "with_log", "unless_log")
 _KEYS = {*Rule.__struct_fields__, "remedy"} - {"remedies"}
 
 

@@ -5,7 +5,7 @@ from msgspec import Struct
 from firstlight.catalog.milestones import RANK
 from firstlight.catalog.rules import Rule
 from firstlight.diagnose.log import ENDED, LogReader, Match, Seen
-from firstlight.diagnose.units import level_of
+from firstlight.diagnose.units import Unit, level_of
 
 _ROLE_ORDER = {"cause": 0, "consequence": 1, "symptom": 2, "wrapper": 3}
 _LOUD = frozenset({None, "ERROR", "CRITICAL"})
@@ -93,9 +93,14 @@ def _deadly(j: Judged, reader: LogReader) -> bool:
         return (
             j.rule.fatal and loud and (reader.ready_line is None or level_of(unit.worker) < 2 or bool(reader.died) or j.role == "wrapper")
         )
-    if unit.kind != "exception" or unit.logged not in _LOUD:
+    if unit.kind != "exception" or unit.logged not in _LOUD or (_in_thread(unit) and not reader.died):
         return False
     return reader.ready_line is None or (level_of(unit.worker) < 2 and bool(_deaths_after(reader, reader.ready_line)))
+
+
+def _in_thread(unit: Unit) -> bool:
+    """An exception that ended a side thread: the process goes on."""
+    return any("in _bootstrap_inner" in frame for frame in unit.frames)
 
 
 def _deaths_after(reader: LogReader, line: int) -> list[int]:
@@ -135,9 +140,16 @@ def _first(deadly: list[Judged]) -> Judged | None:
     chain = [j for j in roots if j is start or (start.seen.unit.chain and j.seen.unit.chain == start.seen.unit.chain)]
     known = [j for j in chain if j.role == "cause"]
     if known:
-        return max(known, key=lambda j: (j.rule.priority if j.rule else 0, -j.seen.unit.order))
+        best = max(known, key=lambda j: (j.rule.priority if j.rule else 0, -j.seen.unit.order))
+        return _deeper(best, roots) if best.rule and best.rule.yields else best
     lower = [j for j in roots if j.role == "cause" and level_of(j.seen.unit.worker) < level_of(start.seen.unit.worker)]
     return lower[0] if lower else start
+
+
+def _deeper(best: Judged, roots: list[Judged]) -> Judged:
+    """Where only another process's failure may show: a cause of a worker or the engine core that stands for itself, if there is one."""
+    own = [j for j in roots if j.role == "cause" and j.rule and not j.rule.yields and level_of(j.seen.unit.worker) < 2]
+    return min(own, key=lambda j: j.line, default=best)
 
 
 def _noted(judged: list[Judged], first: Judged | None) -> list[Judged]:

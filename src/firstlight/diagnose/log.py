@@ -183,6 +183,8 @@ class LogReader:
         return True
 
     def _unit(self, unit: Unit) -> None:
+        if unit.kind == "exception" and self.frame_line is not None and unit.last_line >= self.frame_line:
+            self.frame_line = None
         if unit.kind == "line" and self._count_benign(unit.text, unit.line):
             return
         unit.phase = "serving" if self.ready_line and unit.line > self.ready_line else self.phases.get(unit.worker) or self.phase
@@ -225,8 +227,10 @@ def matched(rule: Rule, unit: Unit) -> dict[str, Any] | None:
     hit = next((m for p in rule.match if (m := p.search(unit.text))), None)
     if hit is None or any(p.search(unit.text) for p in rule.unless):
         return None
-    if rule.frames and not any(p.search("\n".join(unit.frames)) for p in rule.frames):
-        return None
+    if rule.frames or rule.unless_frames:
+        frames = "\n".join(unit.frames)
+        if (rule.frames and not any(p.search(frames) for p in rule.frames)) or any(p.search(frames) for p in rule.unless_frames):
+            return None
     facts = {**rule.facts, **{k: typed(k, v) for k, v in hit.groupdict().items() if v is not None}}
     return facts if rule.when is None or _holds(rule.when, facts) else None
 

@@ -201,3 +201,20 @@ def test_a_log_pasted_as_one_line_is_taken_apart() -> None:
     found = diagnose((" ".join(f"{head} {part}" for part in parts) + "\n").encode())
     assert found.cause is not None
     assert (found.cause.code, found.cause.evidence[0].worker) == ("oom-weight-load", "Worker_TP1")
+
+
+def test_a_nccl_error_yields_to_the_memory_that_ran_out_elsewhere() -> None:
+    nccl = (
+        "torch.distributed.DistBackendError: NCCL error in: NCCLUtils.hpp:94, unhandled cuda error (run with NCCL_DEBUG=INFO for details)"
+    )
+    text = HEAD + errors("Worker_TP1", 31, "all_reduce", error=nccl)
+    text += errors("Worker_TP0", 30, "profile_run", error="torch.OutOfMemoryError: CUDA out of memory.")
+    found = diagnose(text.encode())
+    assert found.cause is not None
+    assert found.cause.code == "oom-profile-run"
+    assert "nccl-unhandled-cuda-error" in [c.code for c in found.contributing]
+
+
+def test_a_side_thread_that_ends_does_not_make_a_start_fail() -> None:
+    text = HEAD + traceback("(APIServer pid=9) ", "_bootstrap_inner", "_report_usage", error="ConnectionError: no way out")
+    assert diagnose(text.encode()).outcome == "incomplete"
