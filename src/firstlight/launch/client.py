@@ -3,104 +3,31 @@
 import json
 import posixpath
 import sys
-import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import msgspec
-from msgspec import Struct
 
 from firstlight.core.errors import FirstlightError, HostError
 from firstlight.core.ports import Channel, Host
-from firstlight.core.run import LaunchSpec, ProcessRef
+from firstlight.core.run import LaunchSpec
 from firstlight.launch.archive import supervisor_archive
-from firstlight.launch.headstart import HeadStart
+from firstlight.launch.channel import first_line
+from firstlight.launch.supervision import FINAL
+from firstlight.launch.supervision import Alive as Alive
+from firstlight.launch.supervision import Options as Options
+from firstlight.launch.supervision import Restart as Restart
+from firstlight.launch.supervision import SupervisorEvent as SupervisorEvent
+from firstlight.launch.supervision import SupervisorStatus as SupervisorStatus
 
 ARCHIVE, REQUEST, RECORD, EVENTS, LOG, EXIT = (
     "supervisor.pyz", "supervise.json", "supervisor.json", "supervisor.jsonl", "supervisor.log", "exit.json",
 )  # fmt: skip
 ISOLATED = ("-I", "-S")  # nothing of the user's environment is imported: it is not needed, and it could be broken
-FINAL = frozenset({"stopped", "failed"})
 START_PATIENCE = 15.0
 ANSWER_PATIENCE = 5.0
-LOOK_SECONDS = 0.1
 STOP_PATIENCE = 60.0  # killing, reading the log to its end and the driver's giving memory back
-
-
-class Restart(Struct, frozen=True, kw_only=True):
-    """policy: `never` | `on-failure` (an engine that had been ready). max_restarts within window_seconds, then it is a crash loop."""
-
-    policy: str = "never"
-    max_restarts: int = 5
-    window_seconds: float = 600.0
-    backoff_seconds: float = 1.0
-    longest_backoff_seconds: float = 60.0
-    also_before_ready: bool = False
-
-
-class Alive(Struct, frozen=True, kw_only=True):
-    """Tokens must advance: looked at every interval; silent with work to do for longer than patience is wedged."""
-
-    interval_seconds: float = 30.0
-    patience_seconds: float = 120.0
-
-
-class Options(Struct, frozen=True, kw_only=True):
-    """How a run is supervised.
-
-    on_event: argv run for ready, failed, died, restarted, wedged, stopping, ended, with FIRSTLIGHT_EVENT, _NAME and _DATA (JSON).
-    before_restart: argv that allows a restart by exit 0 (a diagnosis, for example). tee: the log also on the supervisor's stdout.
-    held: the run ends when no client holds it any more, or none does within 15 s (a rehearsal whose `up` was killed).
-    head_start: files that are read into the page cache while the engine imports.
-    on_supervisor_death: `stop` (the engine gets its stop signal from the kernel) or `keep` (the next command adopts it).
-    """
-
-    restart: Restart = Restart()
-    liveness: Alive | None = None
-    on_event: list[str] | None = None
-    before_restart: list[str] | None = None
-    on_supervisor_death: str = "stop"
-    log_max_bytes: int = 256 << 20
-    log_keep: int = 3
-    tee: bool = False
-    held: bool = False
-    head_start: HeadStart | None = None
-
-
-class SupervisorEvent(Struct, frozen=True, kw_only=True):
-    """byte: where the next event starts in the event file. kind: engine-started, ready, died, restarting, stopping, ended, …"""
-
-    byte: int
-    time: float
-    kind: str
-    data: dict[str, Any] = {}
-
-
-class SupervisorStatus(Struct, frozen=True, kw_only=True):
-    """What the supervisor says, or its last record where it is gone (`answering` is False).
-
-    state: starting | ready | stopping | restarting | stopped | failed. exit: the engine's last end, with the proof once swept.
-    """
-
-    run: str
-    state: str
-    answering: bool = True
-    reason: str | None = None
-    supervisor: ProcessRef | None = None
-    engine: ProcessRef | None = None
-    port: int = 0
-    ready_seconds: float | None = None
-    seconds: float | None = None
-    restarts: int = 0
-    health: dict[str, Any] = {}
-    log: dict[str, Any] = {}
-    socket: str | None = None
-    exit: dict[str, Any] | None = None
-
-    @property
-    def over(self) -> bool:
-        return self.state in FINAL
 
 
 def start(host: Host, *, folder: str, spec: LaunchSpec, options: Options | None = None, run: str | None = None) -> "SupervisorClient":
@@ -315,7 +242,7 @@ class SupervisorClient:
         record, channel = self._record(), self._connect()
         try:
             channel.send(json.dumps(request).encode() + b"\n")
-            found: dict[str, Any] = json.loads(_first_line(channel, timeout, lambda: self._paused(record)))
+            found: dict[str, Any] = json.loads(first_line(channel, timeout, lambda: self._paused(record)))
             return found
         finally:
             channel.close()
@@ -352,39 +279,6 @@ def _alive(pid: int) -> bool:
             return file.read().rpartition(")")[2].split()[0] not in "ZX"
     except OSError:
         return False
-
-
-def _first_line(channel: Channel, timeout: float, hopeless: Callable[[], bool]) -> bytes:
-    """One line, read by a thread because a channel has no time limit.
-
-    Raises HostError `supervisor-gone` at the end of the stream; `supervisor-hangs` after `timeout` seconds, or when it is hopeless.
-    """
-    box: list[bytes | Exception] = []
-    thread = threading.Thread(target=_read_line, args=(channel, box), daemon=True)
-    thread.start()
-    until = time.monotonic() + timeout
-    while thread.is_alive() and time.monotonic() < until:
-        thread.join(LOOK_SECONDS)
-        if not box and hopeless():
-            break
-    if not box:
-        raise HostError("supervisor-hangs", "the supervisor does not answer", evidence=(f"waited at most {timeout:g} s",))
-    if isinstance(box[0], Exception):
-        raise box[0]
-    return box[0]
-
-
-def _read_line(channel: Channel, box: list[bytes | Exception]) -> None:
-    data = b""
-    try:
-        while b"\n" not in data:
-            piece = channel.receive()
-            if not piece:
-                raise HostError("supervisor-gone", "the supervisor closed the connection")
-            data += piece
-        box.append(data.partition(b"\n")[0])
-    except Exception as e:
-        box.append(e)
 
 
 def _event_lines(pieces: Any, start: int) -> Iterator[SupervisorEvent]:

@@ -22,8 +22,8 @@ from .loop import Loop, Task
 from .members import Claim, members, remove_cgroup
 from .policy import RestartPolicy
 from .records import EventFile, give_up_reserve, keep_reserve, visible_arguments, visible_environment, write_json
+from .requests import VERSION, Requests, status_of
 
-VERSION = 1
 HOLDER_SECONDS = 15.0
 
 
@@ -40,7 +40,7 @@ class Supervisor:
         self.children = Children(self.run_id)
         self.policy = RestartPolicy(self.options.get("restart") or {})
         self.runtime = engines.runtime_folder(folder)
-        self.control = Control(self.loop.selector, [folder, self.runtime], self._answer, self._released)
+        self.control = Control(self.loop.selector, [folder, self.runtime], Requests(self).answer, self._released)
         self.log = self._make_log()
         self.health = Health(self)
         self.keeper = Keeper(self)
@@ -51,8 +51,8 @@ class Supervisor:
         self.restarts = 0
         self.ready_seconds: float | None = None
         self.exit: dict[str, Any] | None = None
-        self._waiting: list[Client] = []
-        self._started = self._engine_started = time.monotonic()
+        self.waiting: list[Client] = []
+        self.started = self._engine_started = time.monotonic()
         self._oom_before = procfs.oom_kills()
         self._stop_requests = 0
 
@@ -110,28 +110,7 @@ class Supervisor:
         write_json(self._path("supervisor.json"), self.status())
 
     def status(self) -> dict[str, Any]:
-        me, engine = procfs.process(os.getpid()), self.engine
-        boot = procfs.boot_id()
-        return {
-            "version": VERSION,
-            "run": self.run_id,
-            "state": self.state,
-            "reason": self.reason,
-            "supervisor": {"pid": os.getpid(), "start_ticks": me.start_ticks if me else 0, "boot_id": boot},
-            "engine": {"pid": engine.pid, "start_ticks": engine.start_ticks, "boot_id": boot} if engine else None,
-            "cgroup": engine.claim.cgroup if engine else None,
-            "members": self.keeper.known(),
-            "runtime": self.runtime,
-            "socket": self.control.path,
-            "port": int(self.spec.get("port") or 0),
-            "ready_seconds": self.ready_seconds,
-            "seconds": round(time.monotonic() - self._started, 3),
-            "restarts": self.restarts,
-            "health": self.health.last,
-            "log": {"path": self.log.path, "bytes": self.log.bytes, "lost_bytes": self.log.lost, "problem": self.log.problem},
-            "events_bytes": self.events.bytes,
-            "exit": self.exit,
-        }
+        return status_of(self)
 
     # start
 
@@ -368,7 +347,7 @@ class Supervisor:
         self.enter(state, reason)
         self.event("ended", {"state": state, "reason": reason, "clean": found["clean"], "proof": found})
         self.control.stop_listening()
-        for client in self._waiting:
+        for client in self.waiting:
             client.reply({"ok": True, **self.status()})
         self.keeper.remove_runtime()
         give_up_reserve(self.folder)
@@ -379,37 +358,3 @@ class Supervisor:
     def _signalled(self, number: int) -> None:
         if number in (signal.SIGTERM, signal.SIGINT):
             self.stop()
-
-    def _answer(self, client: Client, request: dict[str, Any]) -> None:
-        op = request.get("op")
-        if op == "status":
-            client.reply({"ok": True, **self.status()})
-        elif op == "events":
-            client.holds = bool(request.get("hold"))
-            self._stream(client, int(request.get("from_byte") or 0))
-        elif op in ("stop", "restart"):
-            self._waiting += [client] if request.get("wait", True) and op == "stop" else []
-            self.stop(grace=request.get("grace_seconds"), again=op == "restart")
-            if client not in self._waiting:
-                client.reply({"ok": True, **self.status()})
-        elif op == "signal":
-            self._pass_signal(client, str(request.get("signal")))
-        else:
-            client.reply({"ok": False, "error": f"unknown request: {op}"})
-
-    def _stream(self, client: Client, start: int) -> None:
-        try:
-            with open(self.events.path, "rb") as file:
-                file.seek(start)
-                client.send(file.read())
-        except OSError:
-            pass  # what comes from now on is still sent
-        client.wants_events = True
-
-    def _pass_signal(self, client: Client, name: str) -> None:
-        number = getattr(signal, name, None)
-        if self.engine is None or not isinstance(number, signal.Signals):
-            client.reply({"ok": False, "error": f"no engine, or no signal {name}"})
-            return
-        send([self.engine.pid], number)
-        client.reply({"ok": True})
