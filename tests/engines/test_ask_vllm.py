@@ -24,85 +24,20 @@ WHEELS = Path(os.environ.get("FIRSTLIGHT_TEST_WHEELS") or _CACHE / "firstlight/a
 PYTHON = os.environ.get("FIRSTLIGHT_ENGINE_PYTHON", "")
 STRICT = os.environ.get("FIRSTLIGHT_TEST_STRICT") == "1"
 
-NVFP4 = {"dynamic": False, "num_bits": 4, "type": "float", "group_size": 16}
+SHAPES = Path(__file__).parent.parent / "data/ask"
 
 
 def kimi(layers: int) -> dict[str, Any]:
     """Kimi-K2's published shape with fewer layers: MLA, one dense layer, 384 NVFP4 experts, an embedded FP8 KV cache."""
-    ignore = ["lm_head", "model.embed_tokens*"]
-    ignore += [f"model.layers.{i}.{part}" for i in range(layers) for part in ("self_attn*", "mlp.gate")]
-    return {
-        "architectures": ["DeepseekV3ForCausalLM"],
-        "model_type": "deepseek_v3",
-        "hidden_size": 7168,
-        "intermediate_size": 18432,
-        "moe_intermediate_size": 2048,
-        "num_hidden_layers": layers,
-        "num_attention_heads": 64,
-        "num_key_value_heads": 64,
-        "n_routed_experts": 384,
-        "num_experts_per_tok": 8,
-        "n_shared_experts": 1,
-        "first_k_dense_replace": 1,
-        "q_lora_rank": 1536,
-        "kv_lora_rank": 512,
-        "qk_rope_head_dim": 64,
-        "qk_nope_head_dim": 128,
-        "v_head_dim": 128,
-        "n_group": 1,
-        "topk_group": 1,
-        "topk_method": "noaux_tc",
-        "scoring_func": "sigmoid",
-        "routed_scaling_factor": 2.827,
-        "norm_topk_prob": True,
-        "vocab_size": 163840,
-        "max_position_embeddings": 262144,
-        "rope_theta": 50000.0,
-        "rope_scaling": {
-            "type": "yarn",
-            "factor": 64.0,
-            "original_max_position_embeddings": 4096,
-            "beta_fast": 32.0,
-            "beta_slow": 1.0,
-            "mscale": 1.0,
-            "mscale_all_dim": 1.0,
-        },
-        "rms_norm_eps": 1e-5,
-        "moe_layer_freq": 1,
-        "num_nextn_predict_layers": 0,
-        "tie_word_embeddings": False,
-        "torch_dtype": "bfloat16",
-        "hidden_act": "silu",
-        "attention_bias": False,
-        "quantization_config": {
-            "quant_method": "modelopt",
-            "quant_algo": "NVFP4",
-            "ignore": ignore,
-            "producer": {"name": "modelopt", "version": "0.41.0"},
-            "kv_cache_scheme": {"dynamic": False, "num_bits": 8, "type": "float"},
-            "config_groups": {"group_0": {"input_activations": NVFP4, "weights": NVFP4, "targets": ["Linear"]}},
-        },
-    }
+    return _shape(f"kimi-nvfp4-{layers}-layers")
 
 
 def llama() -> dict[str, Any]:
-    return {
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
-        "hidden_size": 4096,
-        "intermediate_size": 14336,
-        "num_hidden_layers": 32,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 8,
-        "vocab_size": 128256,
-        "max_position_embeddings": 131072,
-        "rope_theta": 500000.0,
-        "rms_norm_eps": 1e-5,
-        "tie_word_embeddings": False,
-        "torch_dtype": "bfloat16",
-        "hidden_act": "silu",
-        "head_dim": 128,
-    }
+    return _shape("llama-3.1-8b")
+
+
+def _shape(name: str) -> dict[str, Any]:
+    return dict(json.loads((SHAPES / f"{name}.json").read_text()))
 
 
 @pytest.fixture(scope="session")
