@@ -72,3 +72,7 @@ def test_the_command_prints_the_record(capsys: pytest.CaptureFixture[str]) -> No
     assert text.startswith("shm-too-small: /dev/shm is too small for several workers\n")
     assert "  What cures it\n    - --ipc=host or --shm-size=16g on the container\n" in text
     assert run(["explain", "no-such-code-at-all"]) == 2
+    assert run(["explain"]) == 0
+    listed = capsys.readouterr().out.splitlines()
+    assert listed[0].split() == ["CODE", "MEANS"]
+    assert len(listed) == len(all_codes()) + 1

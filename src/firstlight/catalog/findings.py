@@ -36,7 +36,7 @@ def explain(code: str) -> Record:
     found = record(code) or _from_rules(code)
     if found is None:
         near = difflib.get_close_matches(code, all_codes(), n=3, cutoff=0.5)
-        hint = f"did you mean {', '.join(near)}?" if near else "`firstlight get codes` lists all of them"
+        hint = f"did you mean {', '.join(near)}?" if near else "`firstlight explain` lists all of them"
         raise InputError("unknown-code", f"no finding, error or diagnosis has the code {code}", hint=hint)
     return found
 

@@ -1,5 +1,7 @@
 """Facts become a Machine: recorded texts of several machines, then this one."""
 
+import subprocess
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -9,6 +11,8 @@ from recorded_host import recorded_machine
 from firstlight.core.machine import Machine
 from firstlight.core.schema import decode, encode
 from firstlight.core.units import MIB
+from firstlight.probe.fact import ask
+from firstlight.probe.facts import processes
 from firstlight.probe.local import LocalHost
 from firstlight.probe.machine import probe_machine
 
@@ -128,3 +132,19 @@ def test_this_machine(tmp_path: Path) -> None:
     assert [s.path for s in found.storage] == [str(tmp_path), str(tmp_path / "not" / "yet")]
     assert found.storage[0].total_bytes == found.storage[1].total_bytes
     assert set(raw) >= {"uname", "cpu", "meminfo", "cgroup", "limits", "mounts", "space", "ports", "tools", "nvidia-smi", "pci-bus"}
+
+
+def test_keys_on_other_peoples_command_lines_are_hidden() -> None:
+    """On the real /proc: the raw text that is kept has no key either."""
+    secret = "canary-7f3a"
+    words = ["--api-key", secret, f"--hf-token={secret}", "--port", "8000", "--tokenizer", "org/name", f"--master_key={secret}"]
+    process = subprocess.Popen([sys.executable, "-c", "input()", *words], stdin=subprocess.PIPE)
+    try:
+        fact = processes.processes([process.pid])
+        text = ask(LocalHost(), fact)
+        assert secret not in text
+        command = fact.parse(text)[process.pid].command or ""
+        assert "--api-key (hidden) --hf-token=(hidden) --port 8000 --tokenizer org/name" in command
+    finally:
+        process.kill()
+        process.communicate()

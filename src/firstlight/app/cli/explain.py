@@ -2,17 +2,24 @@
 
 import click
 
-from firstlight.app.output import emit, output_option
+from firstlight.app.output import emit, emit_rows, output_option
 
 
 @click.command(short_help="what a code means and what cures it")
-@click.argument("code")
+@click.argument("code", required=False)
 @output_option
-def command(code: str, output: str) -> int:
-    """CODE is a finding's, an error's or a diagnosis's, as every message prints it."""
-    from firstlight.catalog.findings import Record, explain
+def command(code: str | None, output: str) -> int:
+    """CODE is a finding's, an error's or a diagnosis's, as every message prints it. Without one: all codes with their titles."""
+    from firstlight.app.tables import print_table
+    from firstlight.catalog.findings import all_codes, explain
 
-    def human(found: Record) -> None:
+    if code is None:
+        everything = [explain(c) for c in all_codes()]
+        emit_rows("Record", everything, output, lambda: print_table([("CODE", "MEANS"), *((r.code, r.title) for r in everything)]))
+        return 0
+    found = explain(code)
+
+    def human() -> None:
         click.secho(f"{found.code}: {found.title}", bold=True)
         click.echo(f"\n  {found.meaning}")
         if found.cure:
@@ -23,6 +30,5 @@ def command(code: str, output: str) -> int:
             if text:
                 click.echo(f"\n  {title}: {text}")
 
-    found = explain(code)
-    emit(found, output, lambda: human(found))
+    emit(found, output, human)
     return 0

@@ -20,11 +20,14 @@ class ProcessFacts(Struct, frozen=True, kw_only=True):
     run: str | None = None
 
 
+# Other people's command lines may carry keys: they are hidden before anything is kept.
+_HIDE = r"s/\(-[-a-zA-Z_]*\([kK]ey\|KEY\|[tT]oken\|TOKEN\|[pP]assword\|[sS]ecret\)[= ]\)[^ ]*/\1(hidden)/g"
 _SCRIPT = (
+    f"hide='{_HIDE}';"
     'echo "btime $(sed -n \'s/^btime //p\' /proc/stat)"; echo "ticks $(getconf CLK_TCK 2>/dev/null || echo 100)";'
     ' for p in "$@"; do [ -d "/proc/$p" ] || continue; echo "pid $p"; echo "user $(stat -c %U "/proc/$p" 2>/dev/null)";'
     ' echo "stat $(sed "s/.*) //" "/proc/$p/stat" 2>/dev/null)";'
-    " echo \"cmd $(tr '\\0\\n' '  ' <\"/proc/$p/cmdline\" 2>/dev/null | cut -c 1-500)\";"
+    ' echo "cmd $(tr \'\\0\\n\' \'  \' <"/proc/$p/cmdline" 2>/dev/null | cut -c 1-500 | sed "$hide")";'
     " sed 's/^/cgroup /' \"/proc/$p/cgroup\" 2>/dev/null;"
     " tr '\\0' '\\n' <\"/proc/$p/environ\" 2>/dev/null | sed -n 's/^FIRSTLIGHT_RUN=/run /p' | head -n 1; done; true"
 )
