@@ -77,8 +77,9 @@ def problem(body: Any, chat: bool) -> str | None:
 
 
 async def answer(request: Request) -> Response:
-    global running
     chat = request.url.path.endswith("/chat/completions")
+    if "locked" in FAULTS and request.headers.get("authorization") != f"Bearer {KEY}":
+        return JSONResponse({"error": {"message": "no key"}}, 401)
     try:
         body = json.loads(await request.body())
     except ValueError:
@@ -162,7 +163,12 @@ async def events(chat: bool, tokens: list[str], reason: str, used: dict[str, int
             running -= 1
 
 
+KEY = "sk-test-not-a-secret"
+
+
 async def models(request: Request) -> Response:
+    if "locked" in FAULTS and request.headers.get("authorization") != f"Bearer {KEY}":
+        return JSONResponse({"error": {"message": "no key"}}, 401)
     return JSONResponse({"data": [{"id": "demo", "owned_by": "fluent", "max_model_len": CONTEXT}]})
 
 
