@@ -3,6 +3,7 @@
 import json
 import re
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -21,6 +22,7 @@ class Hub:
         self.refuse: dict[str, list[tuple[int, dict[str, str]]]] = {}
         self.ranges = True
         self.cut = 0  # answers that break off in the middle
+        self.delay = 0.0  # seconds an answer takes at least
         self.elsewhere: str | None = None  # another origin that resolve redirects to
         self.seen: list[tuple[str, str, str | None, str | None]] = []  # method, path, range, authorization
         self.at_once = self.most_at_once = 0
@@ -41,6 +43,7 @@ class _Handler(BaseHTTPRequestHandler):
             hub.at_once += 1
             hub.most_at_once = max(hub.most_at_once, hub.at_once)
         try:
+            time.sleep(hub.delay)
             self._answer(hub, unquote(self.path))
         finally:
             with hub.lock:

@@ -6,7 +6,6 @@ from hub_made import COMMIT, serving
 from inspect_made import codes, look, tiny_tensors, write_sharded, write_tiny
 
 from firstlight.core.errors import FirstlightError
-from firstlight.inspect import hub as hub_room
 from firstlight.inspect.checkpoint import inspect
 from firstlight.inspect.hub import HubSource
 
@@ -16,11 +15,6 @@ TOKEN = "hf_" + "s" * 24
 @pytest.fixture
 def model(tmp_path):
     return write_tiny(tmp_path / "model", shards=3)
-
-
-@pytest.fixture(autouse=True)
-def _no_waiting(monkeypatch):
-    monkeypatch.setattr(hub_room.time, "sleep", lambda _: None)
 
 
 def _source(address, *, quant=None, revision=None, sleep=lambda _: None, **env):
@@ -61,6 +55,7 @@ def test_many_at_once_but_not_more_than_sixteen(tmp_path):
     (tmp_path / "model.safetensors").unlink()
     write_sharded(tmp_path, {f"t{i}": ("U8", [4]) for i in range(80)}, 40)
     with serving(tmp_path) as (hub, address):
+        hub.delay = 0.05
         assert inspect(_source(address)).shards == 40
     assert 1 < hub.most_at_once <= 16
 
