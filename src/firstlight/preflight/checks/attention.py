@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from msgspec.structs import replace
 
 from firstlight.catalog.backends import Choice, attention_layers, first_release_with, lookup
+from firstlight.core.checkpoint import Checkpoint
 from firstlight.core.findings import Finding, Severity
 from firstlight.preflight.check import Check, blocker, remark
 from firstlight.preflight.context import Context
@@ -61,12 +62,17 @@ def _refusal(context: Context, dtype: str) -> Finding | None:
     assert context.checkpoint is not None
     if context.device == "cpu":
         return _on_cpu(context, dtype)
-    for layer in attention_layers(context.checkpoint):
+    for layer in _decided_layers(context.checkpoint):
         for sm in context.sms:
             found = lookup(context.version, sm, layer, dtype)
             if found is not None and found.chosen is None:
                 return _missing(context, found)
     return None
+
+
+def _decided_layers(checkpoint: Checkpoint) -> list[str]:
+    """Kinds of layers for which the general selector decides. DeepSeek-V4's own model code picks its kernels past it, from 0.22 on."""
+    return [layer for layer in attention_layers(checkpoint) if not layer.endswith("(v4)")]
 
 
 def _missing(context: Context, found: Choice) -> Finding:

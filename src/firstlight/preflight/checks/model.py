@@ -93,13 +93,25 @@ def remote_code(context: Context) -> Iterator[Finding]:
         note = f"pinned to {pinned}" if pinned else "no revision is pinned: the code can change under you"
         yield remark("trust-remote-code-used", "Python that comes with the model will run", evidence=files, note=note)
         return
+    if _built_in(context, remote.files):
+        message = f"the model brings Python of its own, which {context.named} does not need: it knows this architecture"
+        yield remark("trust-remote-code-needed", message, evidence=files)
+        return
     yield warning(
         "trust-remote-code-needed",
         "the model brings Python of its own, and running it is not allowed",
         evidence=files,
-        note="some engine releases have this model's config and tokenizer built in and start all the same",
+        note="without it the config, tokenizer or processor may not load",
         hint="read the files, then --trust-remote-code",
     )
+
+
+def _built_in(context: Context, files: list[str]) -> bool:
+    """The release registers the architecture, and only its config and model come as code: tokenizers and processors are always run."""
+    assert context.checkpoint is not None
+    known = [vocabulary.has("architectures", a, context.version) for a in context.checkpoint.architectures]
+    plain = [f for f in files if f.startswith(("configuration", "modeling"))]
+    return context.engine == "vllm" and bool(files) and plain == files and bool(known) and all(known)
 
 
 def weights(context: Context) -> Iterator[Finding]:
