@@ -34,6 +34,7 @@ class WatchView:
         self._verdict: Stall | None = None
         self._errors = 0
         self._waits = 0
+        self._told: dict[str, object] = {}
 
     def event(self, event: LogEvent) -> None:
         self._started = self._started if self._started is not None else event.time
@@ -77,7 +78,8 @@ class WatchView:
         self._line(f"{glyph} {name:16} line {event.line:<8} {after}", colour)
 
     def _figure(self, event: LogEvent) -> None:
-        shown = [f"{k} {v}" for k, v in event.data.items() if k in _SHOWN_FIGURES]
+        shown = [f"{k} {v}" for k, v in event.data.items() if k in _SHOWN_FIGURES and self._told.get(k) != v]
+        self._told.update(event.data)
         if shown:
             self._line(f"    {', '.join(shown)}")
 

@@ -104,7 +104,10 @@ class Eta:
         self._read.add(time, float(count))
 
     def remaining(self, log: EngineLog, now: float) -> Figure:
-        """Seconds until ready: what is left of this phase and all of the later ones. Unknown once the start has ended."""
+        """Seconds until ready: what is left of this phase and all of the later ones. Unknown once the start has ended.
+
+        The phases' deviations add as independent ones do: not every phase takes its longest in one start.
+        """
         if RANK[log.phase] >= RANK["ready"]:
             return Figure()
         spent = now - (log.phase_since if log.phase_since is not None else now)
@@ -113,10 +116,13 @@ class Eta:
         known = [s for s in spans if s is not None]
         if not known or spans[0] is None:
             return Figure()
+        mid = sum(s.mid for s in known)
+        below = sum((s.mid - s.low) ** 2 for s in known) ** 0.5
+        above = sum((s.high - s.mid) ** 2 for s in known) ** 0.5
         return Figure(
-            low=round(sum(s.low for s in known), 1),
-            mid=round(sum(s.mid for s in known), 1),
-            high=round(sum(s.high for s in known), 1),
+            low=round(max(mid - below, sum(s.low for s in known)), 1),
+            mid=round(mid, 1),
+            high=round(mid + above, 1),
             rung=Rung.MEASURED if known[0].measured else Rung.COMPUTED,
             because=known[0].because,
         )
