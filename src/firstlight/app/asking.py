@@ -105,12 +105,13 @@ def _candidate(planning: Planning, looked: Looked, install: EngineInstall | None
     """What the plan would start; where the plan sees nothing that works, the flags as given, so that the engine says it itself."""
     known = looked if install is None else looked._replace(install=install)
     found = compute(planning, known)
+    extra = list(planning.intent.extra_args)
     if found.best is not None:
-        return found.best
+        return msgspec.structs.replace(found.best, args=[*found.best.args, *extra])
     pins = planning.intent.pins
     fields = {f: v for f in Candidate.__struct_fields__ if (v := getattr(pins, f, None)) is not None}
     fields.setdefault("tensor_parallel_size", _power_of_two(len(looked.machine.accelerators)))
-    return Candidate(engine=looked.engine, args=list(planning.intent.extra_args), **fields)
+    return Candidate(engine=looked.engine, args=extra, **fields)
 
 
 def _power_of_two(count: int) -> int:
