@@ -205,8 +205,8 @@ def attention_layers(checkpoint: Checkpoint) -> list[str]:
     if rank := config.get("kv_lora_rank"):
         width = int(rank) + int(config.get("qk_rope_head_dim") or 0)
         return [f"mla{width}" + ("+dsa" if config.get("index_topk") else "")]
-    if config.get("o_lora_rank") and config.get("index_topk") and config.get("head_dim"):
-        return [f"mla{config['head_dim']}+dsa(v4)"]
+    if config.get("o_lora_rank") and config.get("index_topk"):
+        return []  # DeepSeek-V4 brings its own kernels; the general selector, which the table holds, is not asked for its layers
     return [name + ("+sink" if _has_sinks(checkpoint) else "") for name in _head_sizes(config)]
 
 

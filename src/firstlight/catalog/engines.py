@@ -17,7 +17,7 @@ class MemoryTerms(Struct, frozen=True, kw_only=True):
     """One release's memory terms, resolved. Sizes in bytes, shares as fractions.
 
     known: the release lies between the oldest and newest whose sources were read; outside, figures are those of the nearest one.
-    sampler_bytes: per (sequence, vocabulary entry); sampler_bytes_low: with the leanest sampler that the release may use.
+    sampler_bytes: per (sequence, vocabulary entry); _low, _high: with the leanest and the largest sampler that the release may use.
     mxfp4_backend: by compute capability, `sm90` -> triton | marlin | trtllm.
     """
 
@@ -37,6 +37,7 @@ class MemoryTerms(Struct, frozen=True, kw_only=True):
     activation_spread: float
     sampler_bytes: float
     sampler_bytes_low: float
+    sampler_bytes_high: float
     hidden_buffers: float
     encoder_buffers: float
     non_torch_single: float
@@ -54,8 +55,17 @@ class MemoryTerms(Struct, frozen=True, kw_only=True):
         return "huge" if cuda_total_bytes >= HUGE_FROM else "large"
 
 
-def memory_terms(version: str | None, engine: str = "vllm") -> MemoryTerms:
-    """The terms of a release (`0.16.0rc2.dev313+g1a2b` is 0.16.0); None: the newest that is known."""
+class ModelKind(Struct, frozen=True, kw_only=True):
+    """What a release looks at when it chooses its model runner."""
+
+    architectures: list[str] = []
+    moe: bool = False
+    quantized: bool = False
+    hybrid: bool = False
+
+
+def memory_terms(version: str | None, model: ModelKind | None = None, engine: str = "vllm") -> MemoryTerms:
+    """The terms of a release (`0.16.0rc2.dev313+g1a2b` is 0.16.0) for a kind of model; None: the newest that is known."""
     document = _document(engine)
     release = parse_version(version or document["newest"])
     fit = document["fit"]
@@ -63,8 +73,7 @@ def memory_terms(version: str | None, engine: str = "vllm") -> MemoryTerms:
         version=release,
         known=parse_version(document["known_from"]) <= release < _next_minor(parse_version(document["known_to"])),
         **{key: at(document[key], release) for key in _PLAIN},
-        sampler_bytes=at(fit["sampler_bytes"], release),
-        sampler_bytes_low=at(fit["sampler_bytes_low"], release),
+        **_sampler(document, release, model),
         hidden_buffers=fit["hidden_buffers"],
         encoder_buffers=fit["encoder_buffers"],
         non_torch_single=at(fit["non_torch_single_gib"], release) * GIB,
@@ -75,6 +84,23 @@ def memory_terms(version: str | None, engine: str = "vllm") -> MemoryTerms:
         cuda_graph_per_layer_and_size=at(fit["cuda_graph_per_layer_and_size_mib"], release) * MIB,
         cuda_graph_spread=fit["cuda_graph_spread"],
     )
+
+
+def runs_v2(release: tuple[int, ...], model: ModelKind, engine: str = "vllm") -> bool:
+    """Whether the release runs this model on its V2 model runner by default."""
+    rule = at(_document(engine)["v2_model_runner"], release)
+    if rule["others"] == "all" or (rule["others"] == "dense" and not model.moe and not model.hybrid):
+        return True
+    named = bool(set(rule["architectures"]) & set(model.architectures))
+    return named and not (rule["plain"] and (model.moe or model.quantized))
+
+
+def _sampler(document: dict[str, Any], release: tuple[int, ...], model: ModelKind | None) -> dict[str, float]:
+    fit = document["fit"]
+    if model is not None and runs_v2(release, model):
+        v2 = fit["sampler_bytes_v2"]
+        return {"sampler_bytes": v2["mid"], "sampler_bytes_low": v2["low"], "sampler_bytes_high": v2["high"]}
+    return {name: at(fit[name], release) for name in ("sampler_bytes", "sampler_bytes_low", "sampler_bytes_high")}
 
 
 def newest(engine: str = "vllm") -> str:

@@ -18,13 +18,13 @@ _KERNEL = re.compile(r"ut of memory|oom-kill", re.IGNORECASE)
 
 
 def signal_of(reader: LogReader, exit_status: int | None) -> tuple[int | None, Evidence | None]:
-    """The signal that ended the first process that died of one, and where the log says so."""
+    """The signal that ended the first process that died of one, and where the log says so; SIGTERM came from the parent."""
     for death in reader.died:
         codes = [int(c) for c in _CODE.findall(m["procs"])] if (m := _FAILED_PROCS.search(death.text)) else []
         code = death.fields.get("exit_code")
         codes += [int(code)] if code is not None else []
         for value in codes:
-            if (number := _signal(value)) is not None:
+            if (number := _signal(value)) is not None and number != 15:
                 return number, Evidence(line=death.line, text=death.text, worker=death.worker)
     return (_signal(exit_status) if exit_status is not None else None), None
 
