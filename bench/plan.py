@@ -48,7 +48,7 @@ ARCHITECTURES = {
     "mistral": "MistralForCausalLM",
     "qwen3_5_text": "Qwen3_5ForConditionalGeneration",
 }
-PEER_TENSORS = 5_000  # some peers take minutes and gigabytes on more: such rows are not asked of any
+PEER_TENSORS = 2_000  # some peers take minutes and gigabytes on more: such rows are not asked of any
 KVFIT_GPUS = {"h100": "h100-80", "h200": "h200-141", "rtx-pro-6000-blackwell": "rtx-pro-6000-96"}
 KVFIT = """
 import sys, kvfit.hf as hf
@@ -82,6 +82,8 @@ def main() -> int:
     if venv:
         document["peers"] = _peers(venv.absolute())
         _print_peers(document["peers"], weights, pools)
+    elif RESULTS.exists():
+        document["peers"] = json.loads(RESULTS.read_text()).get("peers")
     RESULTS.parent.mkdir(exist_ok=True)
     RESULTS.write_text(json.dumps(document, indent=1) + "\n")
     return 0
@@ -202,7 +204,7 @@ def write_folder(model: Checkpoint, folder: Path) -> None:
 
 def _run(argv: list[str]) -> str:
     with contextlib.suppress(subprocess.TimeoutExpired):
-        return subprocess.run(argv, capture_output=True, text=True, timeout=20, check=False).stdout
+        return subprocess.run(argv, capture_output=True, text=True, timeout=45, check=False).stdout
     return ""
 
 

@@ -22,14 +22,14 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "unit" / "plan"))
 from plan_measured import Promise, promise
 from plan_models import rows
 
-from firstlight.catalog.engines import MemoryTerms, memory_terms
+from firstlight.catalog.engines import MemoryTerms, ModelKind, memory_terms
 from firstlight.core.units import GIB
 
 # What logs print for themselves (non-torch of a single GPU: 0.13 GiB, from 0.20 on 0.22 to 0.26) is taken from there and not fitted.
 # name -> (field of MemoryTerms, releases it holds for); factors are tried around the value in memory.toml.
 CONSTANTS: dict[str, tuple[str, tuple[int, ...], tuple[int, ...]]] = {
     "sampler_bytes before 0.16": ("sampler_bytes", (0,), (0, 16, 0)),
-    "sampler_bytes 0.16 to 0.28": ("sampler_bytes", (0, 16), (0, 29)),
+    "sampler_bytes 0.17 to 0.28": ("sampler_bytes", (0, 17), (0, 29)),
     "hidden_buffers": ("hidden_buffers", (0,), (9,)),
     "non_torch_multi before 0.20": ("non_torch_multi", (0,), (0, 20)),
     "non_torch_multi from 0.20": ("non_torch_multi", (0, 20), (9,)),
@@ -42,8 +42,8 @@ Row = dict[str, Any]
 def promises(chosen: Sequence[Row], factors: dict[str, float]) -> list[Promise]:
     """Plans of the rows under scaled constants."""
 
-    def scaled(version: str | None, engine: str = "vllm") -> MemoryTerms:
-        terms = memory_terms(version, engine)
+    def scaled(version: str | None, model: ModelKind | None = None) -> MemoryTerms:
+        terms = memory_terms(version, model)
         for name, (field, since, before) in CONSTANTS.items():
             if since <= terms.version < before:
                 terms = msgspec.structs.replace(terms, **{field: getattr(terms, field) * factors.get(name, 1.0)})

@@ -69,11 +69,14 @@ def memory_terms(version: str | None, model: ModelKind | None = None, engine: st
     document = _document(engine)
     release = parse_version(version or document["newest"])
     fit = document["fit"]
+    low, mid, high = _sampler(document, release, model)
     return MemoryTerms(
         version=release,
         known=parse_version(document["known_from"]) <= release < _next_minor(parse_version(document["known_to"])),
         **{key: at(document[key], release) for key in _PLAIN},
-        **_sampler(document, release, model),
+        sampler_bytes_low=low,
+        sampler_bytes=mid,
+        sampler_bytes_high=high,
         hidden_buffers=fit["hidden_buffers"],
         encoder_buffers=fit["encoder_buffers"],
         non_torch_single=at(fit["non_torch_single_gib"], release) * GIB,
@@ -95,12 +98,13 @@ def runs_v2(release: tuple[int, ...], model: ModelKind, engine: str = "vllm") ->
     return named and not (rule["plain"] and (model.moe or model.quantized))
 
 
-def _sampler(document: dict[str, Any], release: tuple[int, ...], model: ModelKind | None) -> dict[str, float]:
+def _sampler(document: dict[str, Any], release: tuple[int, ...], model: ModelKind | None) -> tuple[float, float, float]:
+    """Bytes per (sequence, vocabulary entry): low, mid, high."""
     fit = document["fit"]
     if model is not None and runs_v2(release, model):
         v2 = fit["sampler_bytes_v2"]
-        return {"sampler_bytes": v2["mid"], "sampler_bytes_low": v2["low"], "sampler_bytes_high": v2["high"]}
-    return {name: at(fit[name], release) for name in ("sampler_bytes", "sampler_bytes_low", "sampler_bytes_high")}
+        return v2["low"], v2["mid"], v2["high"]
+    return at(fit["sampler_bytes_low"], release), at(fit["sampler_bytes"], release), at(fit["sampler_bytes_high"], release)
 
 
 def newest(engine: str = "vllm") -> str:

@@ -34,12 +34,13 @@ def activation_peak(
     cached = _encoder_cache(config, max_num_batched_tokens) if multimodal else 0.0
     least = max(forward, sampler_bytes(config, terms.sampler_bytes_low, rows), encoder) + cached
     peak = max(forward, sampler, encoder) + cached
+    most = max(forward, sampler_bytes(config, terms.sampler_bytes_high, rows), encoder) + cached
     name = f"the sampler ({rows} rows) is" if peak == sampler + cached else f"the forward pass ({max_num_batched_tokens} tokens) is"
     name = "the vision encoder (one largest image) is" if peak == encoder + cached else name
     return Figure(
         low=round(least * (1 - terms.activation_spread)),
         mid=round(peak),
-        high=round(peak * (1 + terms.activation_spread)),
+        high=round(max(peak * (1 + terms.activation_spread), most)),
         because=f"{name} the peak of the profile run",
     )
 

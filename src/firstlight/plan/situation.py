@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from msgspec import Struct
 
-from firstlight.catalog.engines import MemoryTerms, memory_terms, newest
+from firstlight.catalog.engines import MemoryTerms, ModelKind, memory_terms, newest
 from firstlight.catalog.gpus import Gpu, find_gpu, recognise
 from firstlight.core.checkpoint import Checkpoint
 from firstlight.core.errors import FirstlightError
@@ -70,7 +70,7 @@ def situation_of(
         raise FirstlightError("no-gpus", "none of the named GPUs is on this machine", evidence=(f"GPUs: {len(machine.accelerators)}",))
     version = engine.version or (install.version if install else None) or newest()
     smallest = min(allowed, key=cuda_total)
-    terms = memory_terms(version)
+    terms = memory_terms(version, kind_of(checkpoint))
     free = [a.free_bytes for a in allowed if a.free_bytes is not None]
     return Situation(
         checkpoint=checkpoint,
@@ -86,6 +86,16 @@ def situation_of(
         nodes=wish.pins.nodes or 1,
         resident=Resident(checkpoint, options_of(wish, terms, smallest.sm, machine.environment | wish.user_env | wish.env)),
         evidence=evidence,
+    )
+
+
+def kind_of(checkpoint: Checkpoint) -> ModelKind:
+    config = checkpoint.config
+    return ModelKind(
+        architectures=checkpoint.architectures,
+        moe=bool(config.get("n_routed_experts") or config.get("num_experts") or config.get("num_local_experts")),
+        quantized=checkpoint.quantization is not None,
+        hybrid=any(g.kind in ("linear", "mamba") for g in checkpoint.kv_cache_groups),
     )
 
 

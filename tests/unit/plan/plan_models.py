@@ -32,6 +32,15 @@ KIMI: dict[str, Any] = {
     "topk_method": "noaux_tc",
     "scoring_func": "sigmoid",
 }
+ARCHITECTURES = {
+    "llama": "LlamaForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+    "qwen3_moe": "Qwen3MoeForCausalLM",
+    "mistral": "Mistral3ForConditionalGeneration",
+    "deepseek_v3": "DeepseekV3ForCausalLM",
+    "gpt_oss": "GptOssForCausalLM",
+}
 VISION = {
     "moonvit": {
         "vt_hidden_size": 1152,
@@ -71,7 +80,7 @@ def checkpoint(name: str) -> Checkpoint:
         ref=name,
         name=name,
         format="config-only",
-        architectures=row.get("architectures", []),
+        architectures=row.get("architectures") or [ARCHITECTURES.get(config["model_type"], "Unknown")],
         model_type=config["model_type"],
         config=config,
         num_hidden_layers=config["num_hidden_layers"],
