@@ -91,7 +91,7 @@ def test_the_file_is_small() -> None:
         ({"head_dim": 64, "num_attention_heads": 64, "hidden_size": 2880}, "gpt_oss", ["gqa64+sink"]),
         ({"num_attention_heads": 32, "hidden_size": 4096}, "llama", ["gqa128"]),
         ({"head_dim": 256, "global_head_dim": 512}, "gemma4", ["gqa256", "gqa512"]),
-        ({"head_dim": 512, "o_lora_rank": 1024, "index_topk": 512}, "deepseek_v4", ["mla512+dsa(v4)"]),
+        ({"head_dim": 512, "o_lora_rank": 1024, "index_topk": 512}, "deepseek_v4", []),
         ({}, "unknown", []),
     ],
 )
