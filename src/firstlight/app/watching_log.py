@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import msgspec
 from msgspec import Struct
@@ -132,14 +133,18 @@ def exit_of(log: EngineLog, *, replay: bool) -> int:
     return Exit.ENGINE_FAILED if log.phase == "failed" and not replay else Exit.OK
 
 
-def exit_status_of(target: Target) -> int | None:
-    """How a run's engine ended, from its supervisor's record; None for a log file and for an engine that runs."""
+def ending_of(target: Target) -> tuple[int | None, dict[str, Any]]:
+    """How a run's engine ended, from its supervisor's record: exit status, and whether the kernel counted an OOM kill.
+
+    Nothing for a log file and for an engine that runs.
+    """
     if target.path is None:
-        return None
-    record = Path(target.path).with_name("exit.json")
+        return None, {}
     try:
-        data = msgspec.json.decode(record.read_bytes())
+        data = msgspec.json.decode(Path(target.path).with_name("exit.json").read_bytes())
     except (OSError, msgspec.DecodeError):
-        return None
-    status = data.get("returncode") if isinstance(data, dict) else None
-    return status if isinstance(status, int) else None
+        return None, {}
+    if not isinstance(data, dict):
+        return None, {}
+    status = data.get("returncode")
+    return (status if isinstance(status, int) else None), ({"cgroup_oom_kills": 1} if data.get("oom_killed") else {})

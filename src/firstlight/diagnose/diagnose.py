@@ -12,6 +12,8 @@ from firstlight.diagnose.log import LogReader, read
 from firstlight.diagnose.remedies import remedies_of
 from firstlight.diagnose.units import Unit, template
 
+_SM = re.compile(r"\b(?:sm_?|SM ?)(\d{2,3})[af]?\b")
+_CAPABILITY = re.compile(r"compute capability (\d{1,2})\.(\d)")
 _WORD = re.compile(r"[a-z_]{5,}")
 _EVIDENCE_KEPT = 6
 _CONTRIBUTING_KEPT = 8
@@ -60,6 +62,7 @@ def _cause(
     first = decision.first
     if first is not None and first.rule is not None:
         facts.update(first.match.facts if first.match else {})
+        facts.update(_generation(first.seen.unit.text))
         return _as_cause(first), remedies_of(first.rule, facts), None
     if first is not None:
         return None, [_report()], _unknown(first.seen.unit, reader.rules)
@@ -67,6 +70,15 @@ def _cause(
         return None, [], None
     cause, remedies = by_exit(reader, exit_status, facts, context)
     return cause, remedies, _last_words(reader) if cause.code == "cause-not-visible" else None
+
+
+def _generation(text: str) -> dict[str, int]:
+    """The GPU generation that a message names (`sm_120`, `SM100`, `compute capability 8.6`), as 120, 100, 86."""
+    if m := _SM.search(text):
+        return {"sm": int(m[1])}
+    if m := _CAPABILITY.search(text):
+        return {"sm": int(m[1]) * 10 + int(m[2])}
+    return {}
 
 
 def _as_cause(judged: Judged) -> Cause:

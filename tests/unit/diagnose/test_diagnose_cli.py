@@ -193,3 +193,14 @@ def test_values_of_remedies(template: object, value: object) -> None:
 def test_a_value_that_does_not_exist_raises(template: str) -> None:
     with pytest.raises((KeyError, ValueError)):
         value_of(template, {})
+
+
+def test_the_supervisors_record_beside_a_log_is_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    log = tmp_path / "engine.log"
+    log.write_text("INFO 10-12 08:00:05 [a.py:1] Starting to load model /m...\n")
+    (tmp_path / "exit.json").write_text('{"returncode": -9, "oom_killed": true}')
+    assert run(["diagnose", str(log), "-o", "json"]) == Exit.OK
+    assert json.loads(capsys.readouterr().out)["cause"]["code"] == "host-ram-oom"
+    (tmp_path / "exit.json").write_text('{"returncode": -9, "oom_killed": false}')
+    assert run(["diagnose", str(log), "-o", "json"]) == Exit.OK
+    assert json.loads(capsys.readouterr().out)["cause"]["code"] == "process-killed"

@@ -218,3 +218,16 @@ def test_a_nccl_error_yields_to_the_memory_that_ran_out_elsewhere() -> None:
 def test_a_side_thread_that_ends_does_not_make_a_start_fail() -> None:
     text = HEAD + traceback("(APIServer pid=9) ", "_bootstrap_inner", "_report_usage", error="ConnectionError: no way out")
     assert diagnose(text.encode()).outcome == "incomplete"
+
+
+@pytest.mark.parametrize(
+    ("message", "sm"),
+    [
+        ("FlashMLA is only supported on Hopper devices (SM90a)", 90),
+        ("with CUDA capability sm_120 is not compatible with the current PyTorch installation", 120),
+    ],
+)
+def test_the_gpu_generation_is_a_fact(message: str, sm: int) -> None:
+    found = diagnose(f"RuntimeError: {message}\n".encode())
+    assert found.cause is not None
+    assert found.facts["sm"] == sm

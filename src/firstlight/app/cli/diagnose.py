@@ -17,12 +17,13 @@ def command(what: str, engine: str | None, engine_version: str | None, exit_stat
     Exit 0 when the log could be read, whatever its outcome.
     """
     from firstlight.app.diagnosis_view import print_diagnosis
-    from firstlight.app.watching_log import exit_status_of, file_chunks, find_target
+    from firstlight.app.watching_log import ending_of, file_chunks, find_target
     from firstlight.diagnose.diagnose import diagnose
 
     target = find_target(what)
     known = engine or (None if target.engine == "auto" else target.engine)
-    status = exit_status if exit_status is not None else exit_status_of(target)
-    found = diagnose(file_chunks(target), engine=known, version=engine_version or target.version, exit_status=status)
+    ended, context = ending_of(target)
+    status = exit_status if exit_status is not None else ended
+    found = diagnose(file_chunks(target), engine=known, version=engine_version or target.version, exit_status=status, context=context)
     emit(found, output, lambda: print_diagnosis(found))
     return 0
