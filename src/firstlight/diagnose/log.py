@@ -66,6 +66,7 @@ class LogReader:
         self.frame_line: int | None = None
         self.last_lines: list[tuple[int, str, str | None]] = []
         self.benign: dict[str, tuple[int, list[int]]] = {}
+        self._indent: int | None = None
         self._index: dict[tuple[str, str], Seen] = {}
         self._splitter, self._collector = Splitter(), Collector()
         self._tables = [load_milestones(e) for e in ((engine,) if engine else ENGINES)]
@@ -85,7 +86,11 @@ class LogReader:
         self._benign.look(self._splitter.block)
         self._informing.look(self._splitter.block)
         self._look_for_context(self._splitter.block)
+        if self._indent is None and pieces:
+            self._indent = common_indent([raw for _, raw in pieces[:200]])
         for number, raw in pieces:
+            if self._indent and raw[: self._indent].isspace():
+                raw = raw[self._indent :]
             for line in parse(number, raw):
                 self._line(line)
 
@@ -218,6 +223,11 @@ class LogReader:
 
     def benign_list(self) -> list[Benign]:
         return [Benign(code=code, count=count, lines=lines) for code, (count, lines) in sorted(self.benign.items())]
+
+
+def common_indent(lines: Sequence[str]) -> int:
+    """Spaces in front of every line: a log that was pasted as a block. 0 for a single line, which may be a fragment."""
+    return min(len(line) - len(line.lstrip(" ")) for line in lines) if len(lines) > 1 else 0
 
 
 def matched(rule: Rule, unit: Unit) -> dict[str, Any] | None:
