@@ -27,11 +27,11 @@ def list_rules(files: tuple[Path, ...]) -> int:
 
 
 @command.command("test")
-@click.argument("folder", type=click.Path(exists=True, file_okay=False, path_type=Path))
+@click.argument("folder", type=click.Path(exists=True, file_okay=False, path_type=Path), default=Path("tests/rules"))
 @click.option("--file", "files", multiple=True, type=click.Path(exists=True, path_type=Path), help="A rule file of your own.")
 @click.option("--code", help="Only this code.")
 def test_rules(folder: Path, files: tuple[Path, ...], code: str | None) -> int:
-    """Diagnoses FOLDER/CODE/hit-*.log and miss-*.log: every hit must give its code, no miss may."""
+    """Diagnoses FOLDER/CODE/hit-*.log and miss-*.log (FOLDER: tests/rules): every hit must give its code, no miss may."""
     from firstlight.app.rule_logs import all_rules, run_rule_logs
 
     marks = glyphs()
