@@ -1,0 +1,164 @@
+"""`firstlight service`: a verified run as a systemd service."""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from firstlight.app.output import emit, emit_rows, glyphs, output_option, say
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def scope_option(command: F) -> F:
+    command = click.option("--system", "scope", flag_value="system", help="The machine's manager (root).")(command)
+    return click.option("--user", "scope", flag_value="user", help="Your own manager.")(command)
+
+
+@click.group("service", short_help="the endpoint as a systemd service")
+def command() -> None:
+    """A verified run as a systemd service: ready only after a verified answer, watched by its tokens, restarted with back-off."""
+
+
+@command.command("install")
+@click.argument("run", metavar="RUN|PLAN")
+@scope_option
+@click.option("--name", help="The service's name; the run's when not said.")
+@click.option(
+    "--watchdog", default=180, show_default=True, type=click.IntRange(min=10), help="Seconds without a token until it is restarted."
+)
+@click.option("--start/--no-start", default=True, show_default=True, help="Start it now.")
+@click.option("--ignore", multiple=True, metavar="CODE", help="Override a refusal by name (linger-off, throw-away-environment).")
+@click.option("--allow", multiple=True, metavar="NAME", help="Say yes to one question by name: stop-run, stop-service, stop-units, linger.")
+@click.option("--yes", "-y", is_flag=True, help="Say yes to every question.")
+@output_option
+def install(run: str, scope: str | None, output: str, **options: Any) -> int:
+    """Makes a service of RUN exactly as it was verified (or of a saved PLAN, which is brought up and verified first)."""
+    import os
+
+    from firstlight.app.consent import Consent
+    from firstlight.app.servicing import Wanted, brought_up, install
+    from firstlight.deploy.unit import unit_name
+
+    wanted = Wanted(
+        ref=brought_up(run, yes=options["yes"]) if run.endswith(".json") and Path(run).is_file() else run,
+        name=options["name"],
+        scope=scope or ("system" if os.getuid() == 0 else "user"),
+        start=options["start"],
+        watchdog_seconds=options["watchdog"],
+        ignore=frozenset(options["ignore"]),
+    )
+    state = install(wanted, Consent(yes=options["yes"], allowed=frozenset(options["allow"])), say)
+    name = state.unit.removeprefix(unit_name("").removesuffix(".service")).removesuffix(".service")
+    emit(
+        state,
+        output,
+        lambda: click.echo(f"{glyphs().ok} {state.unit} is {state.active}: {state.status}\n  firstlight service status {name}"),
+    )
+    return 0
+
+
+@command.command("list")
+@output_option
+def list_(output: str) -> int:
+    """Services that firstlight installed here."""
+    from firstlight.app.services import installed_services, read_record
+    from firstlight.app.tables import print_table
+
+    rows = [read_record(folder) for _, folder in installed_services()]
+    shown = [(r.name, r.scope, f"{r.engine} {r.engine_version or ''}".strip(), r.run) for r in rows]
+    emit_rows("ServiceRecord", rows, output, lambda: print_table([("NAME", "SCOPE", "ENGINE", "RUN"), *shown]))
+    return 0
+
+
+@command.command("status")
+@click.argument("name")
+@scope_option
+@output_option
+def status(name: str, scope: str | None, output: str) -> int:
+    """What the manager says of the service; exit 0 when it serves verified answers, 5 when not."""
+    from firstlight.app.services import find_service
+    from firstlight.core.errors import Exit
+    from firstlight.deploy.systemd import Systemd
+    from firstlight.deploy.unit import unit_name
+    from firstlight.probe.local import LocalHost
+
+    found, folder = find_service(name, scope)
+    state = Systemd(LocalHost(), found).state(unit_name(folder.name))
+
+    def human() -> None:
+        mark = glyphs().ok if state.active == "active" else glyphs().fail
+        click.echo(f"{mark} {state.unit} ({found}) is {state.active} ({state.sub})")
+        click.echo(f"  {state.status or 'it says nothing'}")
+        click.echo(f"  restarts {state.restarts} · last result {state.result} · pid {state.pid or '-'}")
+
+    emit(state, output, human)
+    return Exit.OK if state.active == "active" else Exit.ENGINE_FAILED
+
+
+@command.command("logs")
+@click.argument("name")
+@scope_option
+@click.option("-f", "--follow", is_flag=True, help="Keep printing what comes.")
+@click.option("-n", "--tail", type=int, default=200, show_default=True, help="Only the last N lines.")
+@click.option("--journal", is_flag=True, help="The service's own journal instead of the engine's log.")
+def logs(name: str, scope: str | None, follow: bool, tail: int, journal: bool) -> int:
+    """The engine's log of the service's latest start."""
+    import subprocess
+
+    from firstlight.app.cli.logs import command as log_command
+    from firstlight.app.services import find_service
+    from firstlight.deploy.unit import unit_name
+
+    found, folder = find_service(name, scope)
+    if journal:
+        argv = ["journalctl", *(["--user"] if found == "user" else []), "-u", unit_name(folder.name), "-n", str(tail), "-o", "short-iso"]
+        return subprocess.run([*argv, *(["-f"] if follow else ["--no-pager"])], check=False).returncode
+    assert log_command.callback is not None
+    return int(log_command.callback(run=folder.name, follow=follow, tail=tail))
+
+
+@command.command("restart")
+@click.argument("name")
+@scope_option
+@output_option
+def restart(name: str, scope: str | None, output: str) -> int:
+    """Stops it and starts the same verified plan again; returns when it serves verified answers."""
+    from firstlight.app.services import find_service
+    from firstlight.app.servicing import wait
+    from firstlight.deploy.systemd import Systemd
+    from firstlight.deploy.unit import unit_name
+    from firstlight.probe.local import LocalHost
+
+    found, folder = find_service(name, scope)
+    systemd = Systemd(LocalHost(), found)
+    began, unit = time.monotonic(), unit_name(folder.name)
+    before = systemd.state(unit)
+    if before.active == "failed":
+        systemd.call("reset-failed", unit)
+    systemd.call("restart", "--no-block", unit)
+    state = wait(systemd, folder.name, say, former=before.pid)
+    emit(state, output, lambda: click.echo(f"{glyphs().ok} {state.unit} is {state.active} after {time.monotonic() - began:.0f} s"))
+    return 0
+
+
+@command.command("uninstall")
+@click.argument("name")
+@scope_option
+def uninstall(name: str, scope: str | None) -> int:
+    """Stops it, removes unit and folder; run folders, caches and the model stay."""
+    from firstlight.app.servicing import uninstall
+
+    uninstall(name, scope, say)
+    return 0
+
+
+@command.command("run", hidden=True)
+@click.argument("folder", type=click.Path(exists=True, file_okay=False))
+def run(folder: str) -> int:
+    """The unit's main process."""
+    from firstlight.app.servicerun import run_service
+
+    return run_service(Path(folder))

@@ -1,0 +1,96 @@
+"""What a service is made of: a folder of its own with the structs of the run that was verified, never a key."""
+
+import os
+from pathlib import Path
+
+from msgspec import Struct
+
+from firstlight.app.places import config_folder
+from firstlight.app.store import RunFolder
+from firstlight.core.errors import UsageError
+from firstlight.core.ids import slug
+
+STRUCTS = ("intent.json", "checkpoint.json", "machine.json", "plan.json", "launch.json", "endpoint.json", "overlay.json", "verdict.json")
+SYSTEM_FOLDER = "/etc/firstlight/services"
+
+
+class ServiceRecord(Struct, frozen=True, kw_only=True):
+    """`service.json`. run: the verified run it was made from. accept: verification checks whose failure was accepted by name.
+
+    ready_seconds: of the verified start. backoff: the runner waits before it starts again, because this systemd cannot.
+    """
+
+    name: str
+    scope: str
+    run: str
+    installed: float
+    firstlight: str
+    engine: str
+    engine_version: str | None = None
+    accept: list[str] = []
+    skip: list[str] = []
+    ready_seconds: float | None = None
+    watchdog_seconds: float = 180.0
+    backoff: bool = False
+
+
+def services_folder(scope: str) -> Path:
+    """FIRSTLIGHT_SERVICES overrides the system's, for packagers."""
+    return config_folder() / "services" if scope == "user" else Path(os.environ.get("FIRSTLIGHT_SERVICES") or SYSTEM_FOLDER)
+
+
+def service_folder(name: str, scope: str) -> Path:
+    return services_folder(scope) / slug(name)
+
+
+def installed_services() -> list[tuple[str, Path]]:
+    """(scope, folder) of every service that this user can see, sorted by name."""
+    found = [(scope, p) for scope in ("system", "user") for p in _folders(services_folder(scope))]
+    return sorted(found, key=lambda item: item[1].name)
+
+
+def _folders(root: Path) -> list[Path]:
+    try:
+        return [p for p in root.iterdir() if (p / "service.json").exists()]
+    except OSError:
+        return []
+
+
+def find_service(name: str, scope: str | None) -> tuple[str, Path]:
+    """Raises UsageError `service-not-found`, `service-ambiguous`."""
+    known = installed_services()
+    found = [(s, p) for s, p in known if p.name == slug(name) and scope in (None, s)]
+    if len(found) == 1:
+        return found[0]
+    if found:
+        raise UsageError("service-ambiguous", f"{name!r} is a system and a user service", hint="say --system or --user")
+    names = ", ".join(f"{p.name} ({s})" for s, p in known) or "none"
+    raise UsageError(
+        "service-not-found", f"no service is called {name!r}", evidence=(f"installed: {names}",), hint="firstlight service list"
+    )
+
+
+def copy_structs(source: RunFolder, target: Path) -> None:
+    """The verified run's own documents, byte for byte; the service starts from these and nothing else."""
+    target.mkdir(parents=True, mode=0o755, exist_ok=True)
+    for name in STRUCTS:
+        if (source.path / name).exists():
+            RunFolder(target).write(name, (source.path / name).read_bytes())
+
+
+def read_record(folder: Path) -> ServiceRecord:
+    """Raises InputError."""
+    import msgspec
+
+    from firstlight.core.errors import InputError
+
+    try:
+        return msgspec.json.decode((folder / "service.json").read_bytes(), type=ServiceRecord)
+    except (OSError, msgspec.DecodeError) as e:
+        raise InputError("service-unreadable", f"{folder / 'service.json'} cannot be read", evidence=(str(e),)) from None
+
+
+def write_record(folder: Path, record: ServiceRecord) -> None:
+    import msgspec
+
+    RunFolder(folder).write("service.json", msgspec.json.format(msgspec.json.encode(record)) + b"\n")

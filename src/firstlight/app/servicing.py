@@ -1,0 +1,259 @@
+"""`service install` and its kin: checks, consent, the unit, and the wait until it is ready or is known to have failed."""
+
+import getpass
+import os
+import pwd
+import shutil
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from firstlight import __version__
+from firstlight.app import holders
+from firstlight.app.consent import Consent
+from firstlight.app.ending import end
+from firstlight.app.reconcile import reconcile
+from firstlight.app.services import ServiceRecord, copy_structs, find_service, read_record, service_folder, write_record
+from firstlight.app.stages.prove import failed_checks
+from firstlight.app.store import RunFolder, RunStore
+from firstlight.core.errors import Exit, FirstlightError, UsageError
+from firstlight.core.ids import slug
+from firstlight.core.machine import Machine
+from firstlight.core.plan import PlanSet
+from firstlight.core.run import TERMINAL, Endpoint, LaunchSpec, Overlay, Run
+from firstlight.core.verdict import Verdict
+from firstlight.deploy.container import parallel_ranks
+from firstlight.deploy.deployment import Deployment
+from firstlight.deploy.lasting import refuse_throw_away
+from firstlight.deploy.systemd import Systemd, UnitState
+from firstlight.deploy.unit import UnitOptions, backoff_by_runner, render_unit, unit_name
+from firstlight.probe.local import LocalHost
+
+LOOK_SECONDS = 0.25
+KEPT_VARIABLES = ("PATH", "LD_LIBRARY_PATH", "CUDA_HOME", "CUDA_PATH", "CUDA_VISIBLE_DEVICES", "LANG", "HF_HOME", "HF_HUB_CACHE",
+                  "XDG_STATE_HOME", "XDG_CACHE_HOME", "XDG_DATA_HOME", "XDG_CONFIG_HOME", "FIRSTLIGHT_SERVICES")  # fmt: skip
+KEPT_PREFIXES = ("NCCL_", "VLLM_", "GGML_", "LLAMA_")
+SECRET_WORDS = ("KEY", "TOKEN", "SECRET", "PASSWORD", "CREDENTIAL")
+
+
+class Wanted(msgspec.Struct, kw_only=True):
+    """The command line of `service install`. start: enabled and started now; else only enabled."""
+
+    ref: str
+    name: str | None = None
+    scope: str = "user"
+    start: bool = True
+    watchdog_seconds: int = 180
+    ignore: frozenset[str] = frozenset()
+
+
+def verified_run(ref: str) -> tuple[RunFolder, Run]:
+    """Raises FirstlightError `not-verified` (exit 6): a service is made of what has been proven. UsageError for a run on another host."""
+    folder = RunStore().find(ref)
+    run = reconcile(folder)
+    if run.host != "local":
+        hint = "log in there and say `firstlight service install` there; its own run folder is what the service reads"
+        raise UsageError("service-elsewhere", f"{run.name!r} runs on {run.host}", hint=hint)
+    verdict = folder.try_load(Verdict, "verdict.json")
+    if verdict is None or not verdict.passed or run.verified is None:
+        failed = [c.name for c in failed_checks(verdict)] if verdict else []
+        raise FirstlightError(
+            "not-verified",
+            f"{run.name!r} has not been verified",
+            evidence=(f"run {run.id} is {run.state}", *(f"failed: {name}" for name in failed)),
+            hint=f"firstlight up {run.model} --name {run.name}",
+            exit_code=Exit.VERIFICATION_FAILED,
+        )
+    return folder, run
+
+
+def brought_up(plan_file: str, *, yes: bool) -> str:
+    """A saved plan is brought up and verified like any other; returns the run's id. Raises what `up` raises."""
+    from firstlight.app.plan_options import Planning
+    from firstlight.app.upcommand import defaults, run_up
+    from firstlight.core.saved import SavedPlan
+    from firstlight.core.schema import decode
+
+    saved = decode(Path(plan_file).read_bytes(), SavedPlan, origin=plan_file)
+    run_up(saved.intent.model, "human", defaults({"yes": yes}), Planning(intent=saved.intent), saved=saved)
+    return RunStore().folders()[0].path.name
+
+
+def deployment_of(folder: RunFolder, run: Run, *, name: str | None = None) -> Deployment:
+    launch = folder.load(LaunchSpec, "launch.json")
+    machine = folder.try_load(Machine, "machine.json")
+    plan = folder.try_load(PlanSet, "plan.json")
+    verdict = folder.try_load(Verdict, "verdict.json")
+    endpoint = folder.load(Endpoint, "endpoint.json")
+    owner = folder.path.stat()
+    chosen = launch.env.get("CUDA_VISIBLE_DEVICES")
+    phases = folder.phase_seconds()
+    return Deployment(
+        name=slug(name or run.name),
+        launch=launch,
+        endpoint=endpoint,
+        version=endpoint.engine_version,
+        overlay=folder.try_load(Overlay, "overlay.json"),
+        gpus=[int(g) for g in chosen.split(",")] if chosen and chosen.replace(",", "").isdigit() else None,
+        gpu_count=len(machine.accelerators) if machine else 0,
+        ranks=parallel_ranks(launch.argv),
+        nodes=plan.best.nodes if plan and plan.best else 1,
+        ready_seconds=sum(phases.values()) or None,
+        known_answer=any(c.name == "known-answers" and c.passed for c in verdict.checks) if verdict else False,
+        uid=owner.st_uid,
+        gid=owner.st_gid,
+    )
+
+
+def install(wanted: Wanted, consent: Consent, say: Callable[[str], None]) -> UnitState:
+    """Raises FirstlightError: everything that would make the service fail later is refused here, with nothing changed yet."""
+    folder, run = verified_run(wanted.ref)
+    deployment = deployment_of(folder, run, name=wanted.name)
+    systemd = Systemd(LocalHost(), wanted.scope)
+    version = systemd.version()
+    if "throw-away-environment" not in wanted.ignore:
+        refuse_throw_away(sys.executable, what="firstlight", env=os.environ)
+        refuse_throw_away(deployment.launch.argv[0], what="the engine", env=os.environ)
+    if wanted.scope == "user":
+        _require_linger(consent, wanted.ignore)
+    _make_way(deployment, run, folder, systemd, consent, say)
+    target = service_folder(deployment.name, wanted.scope)
+    copy_structs(folder, target)
+    write_record(target, _record(deployment, run, folder, wanted, version))
+    systemd.install(deployment.name, render_unit(deployment, unit_options(deployment, wanted, target, version)))
+    if not wanted.start:
+        return systemd.state(unit_name(deployment.name))
+    systemd.call("reset-failed", unit_name(deployment.name)) if systemd.state(unit_name(deployment.name)).active == "failed" else None
+    systemd.call("start", "--no-block", unit_name(deployment.name))
+    return wait(systemd, deployment.name, say)
+
+
+def _record(deployment: Deployment, run: Run, folder: RunFolder, wanted: Wanted, version: int) -> ServiceRecord:
+    verdict = folder.load(Verdict, "verdict.json")
+    return ServiceRecord(
+        name=deployment.name,
+        scope=wanted.scope,
+        run=run.id,
+        installed=time.time(),
+        firstlight=__version__,
+        engine=deployment.launch.engine,
+        engine_version=deployment.version,
+        accept=[c.name for c in verdict.checks if c.accepted],
+        ready_seconds=deployment.ready_seconds,
+        watchdog_seconds=float(wanted.watchdog_seconds),
+        backoff=backoff_by_runner(version),
+    )
+
+
+def unit_options(deployment: Deployment, wanted: Wanted, target: Path, version: int) -> UnitOptions:
+    owner = pwd.getpwuid(deployment.uid)
+    system = wanted.scope == "system"
+    home = owner.pw_dir if system and deployment.uid != os.getuid() else os.path.expanduser("~")
+    kept = {k: v for k, v in os.environ.items() if _kept(k)}
+    writable = [v for k, v in kept.items() if k.startswith("XDG_")] + [home, "/tmp", "/dev/shm"]
+    gpus = deployment.gpu_count > 0 and system
+    return UnitOptions(
+        scope=wanted.scope,
+        argv=[sys.executable, "-m", "firstlight", "service", "run", str(target)],
+        environment={**kept, "HOME": home, "HF_HUB_OFFLINE": "1"},
+        user=owner.pw_name if system and deployment.uid != 0 else None,
+        version=version,
+        watchdog_seconds=wanted.watchdog_seconds,
+        writable=sorted(set(writable)),
+        modprobe=shutil.which("nvidia-modprobe") if gpus else None,
+    )
+
+
+def _kept(variable: str) -> bool:
+    return (variable in KEPT_VARIABLES or variable.startswith(KEPT_PREFIXES)) and not any(w in variable for w in SECRET_WORDS)
+
+
+def _require_linger(consent: Consent, ignore: frozenset[str]) -> None:
+    """Without lingering a user's services end with the last login, and do not start at boot."""
+    user = getpass.getuser()
+    if os.path.exists(f"/var/lib/systemd/linger/{user}") or "linger-off" in ignore:
+        return
+    if consent.given("linger", f"Let services of {user} run without a login (loginctl enable-linger)?"):
+        done = LocalHost().run(["loginctl", "enable-linger", user])
+        if done.ok:
+            return
+    raise FirstlightError(
+        "linger-off",
+        f"services of {user} end with the last login, and do not start at boot",
+        evidence=(f"/var/lib/systemd/linger/{user} is not there",),
+        hint=f"loginctl enable-linger {user}; or --system; or --ignore linger-off",
+        exit_code=Exit.PREFLIGHT_BLOCKED,
+    )
+
+
+def _make_way(deployment: Deployment, run: Run, folder: RunFolder, systemd: Systemd, consent: Consent, say: Callable[[str], None]) -> None:
+    """The service's own earlier life and the verified run are stopped with consent; whoever else holds port or GPUs is named."""
+    unit = unit_name(deployment.name)
+    if systemd.state(unit).active in ("active", "activating", "reloading"):
+        consent.require("stop-service", f"Stop {unit} and put the new one in its place?")
+        systemd.call("stop", unit)
+        say(f"{unit} is stopped")
+    if reconcile(folder).state not in TERMINAL:
+        consent.require("stop-run", f"Stop the run {run.name!r}, so that the service can take its place?", evidence=(f"run {run.id}",))
+        end(folder)
+        say(f"{run.name} is stopped; port and memory are free")
+    for holder in holders.of_port(deployment.launch.port) + holders.of_gpus(LocalHost(), deployment.gpus):
+        _stop_holder(holder, consent, say)
+
+
+def _stop_holder(holder: holders.Holder, consent: Consent, say: Callable[[str], None]) -> None:
+    if holder.unit is None or holder.unit_scope is None:
+        raise holders.held(holder)
+    consent.require("stop-units", f"Stop and disable {holder.unit}, which holds {holder.what}?", evidence=(holder.line,))
+    other = Systemd(LocalHost(), holder.unit_scope)
+    other.call("disable", "--now", holder.unit)
+    if holders.still_there(holder):
+        raise holders.held(holder)
+    say(f"{holder.unit} is stopped and disabled; {holder.what} is free")
+
+
+def wait(systemd: Systemd, name: str, say: Callable[[str], None], *, former: int | None = None) -> UnitState:
+    """Until the unit is active (verified answers) or will not come; `former` is a main process that is to be gone.
+
+    Raises FirstlightError `service-failed` with its own last words.
+    """
+    told = ""
+    while True:
+        state = systemd.state(unit_name(name))
+        if state.status and state.status != told:
+            told = state.status
+            say(told)
+        if state.active == "active" and (former is None or state.pid != former):
+            return state
+        if state.over:
+            raise _failed(systemd, name, state)
+        time.sleep(LOOK_SECONDS)
+
+
+def _failed(systemd: Systemd, name: str, state: UnitState) -> FirstlightError:
+    code = {4: Exit.PREFLIGHT_BLOCKED, 6: Exit.VERIFICATION_FAILED, 2: Exit.USAGE}.get(state.exit_code or 0, Exit.ENGINE_FAILED)
+    return FirstlightError(
+        "service-failed",
+        f"{unit_name(name)} is not up: {state.result}",
+        evidence=tuple(e for e in (state.status, f"exit status {state.exit_code}" if state.exit_code else "") if e),
+        hint=f"firstlight service logs {name} --journal; firstlight describe {name}",
+        exit_code=code,
+    )
+
+
+def uninstall(name: str, scope: str | None, say: Callable[[str], None]) -> None:
+    """Removes unit and folder, and proves that the port is free again."""
+    found, folder = find_service(name, scope)
+    record = read_record(folder)
+    systemd = Systemd(LocalHost(), found)
+    systemd.uninstall(record.name)
+    launch = RunFolder(folder).load(LaunchSpec, "launch.json")
+    for run_folder, _ in RunStore().active(record.name):
+        reconcile(run_folder)
+    shutil.rmtree(folder)
+    if left := holders.of_port(launch.port):
+        raise holders.held(left[0])
+    say(f"{unit_name(record.name)} is removed; port {launch.port} is free")

@@ -1,0 +1,143 @@
+"""A systemd unit of a deployment: the text, and why each line is there. Pure."""
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from firstlight.deploy.deployment import Deployment, model_places
+
+BURST = 5
+NO_CURE = (2, 3, 4, 6, 8)  # usage, nothing feasible, blocked, not verified, consent: another start ends the same way
+STEPS_SINCE = 254  # RestartSteps= and RestartMaxDelaySec=
+CREDENTIAL = "api-key"
+
+
+class UnitOptions(NamedTuple):
+    """scope: system | user. argv: the runner. user: name for User= (None: the manager's own). version: systemd's.
+
+    environment: what the verified start inherited and the engine may need, without secrets. modprobe: nvidia-modprobe's path.
+    """
+
+    scope: str
+    argv: Sequence[str]
+    environment: Mapping[str, str]
+    user: str | None = None
+    version: int = 0
+    watchdog_seconds: int = 180
+    writable: Sequence[str] = ()
+    modprobe: str | None = None
+
+
+def unit_name(name: str) -> str:
+    return f"firstlight-{name}.service"
+
+
+def render_unit(deployment: Deployment, options: UnitOptions) -> str:
+    """The unit file. Paths with spaces, percent and dollar signs are escaped as systemd.syntax(7) wants."""
+    sections = {
+        "Unit": _unit(deployment),
+        "Service": [*_service(deployment, options), *_limits(), *_hardening(deployment, options)],
+        "Install": [("WantedBy", "default.target" if options.scope == "user" else "multi-user.target")],
+    }
+    head = "# Written by `firstlight service install`; `firstlight service uninstall` removes it.\n"
+    return head + "\n".join(f"[{name}]\n" + "".join(f"{k}={v}\n" for k, v in lines) for name, lines in sections.items())
+
+
+def _unit(deployment: Deployment) -> list[tuple[str, str]]:
+    endpoint = deployment.endpoint
+    return [
+        ("Description", _percent(f"{endpoint.model} on {endpoint.engine or deployment.launch.engine} at {endpoint.base_url}")),
+        ("After", "network-online.target nvidia-persistenced.service"),
+        ("Wants", "network-online.target"),
+        # a start may take long: the interval holds `BURST` starts of that length, else a crash loop would never be seen
+        ("StartLimitIntervalSec", str(start_limit_seconds(deployment))),
+        ("StartLimitBurst", str(BURST)),
+    ]
+
+
+def start_limit_seconds(deployment: Deployment) -> int:
+    return int(max(900.0, BURST * (2 * (deployment.ready_seconds or 60.0) + 120)))
+
+
+def start_timeout_seconds(deployment: Deployment) -> int:
+    """Without a milestone for this long the start has failed; milestones extend it."""
+    return int(max(300.0, 3 * (deployment.ready_seconds or 100.0)))
+
+
+def _service(deployment: Deployment, options: UnitOptions) -> list[tuple[str, str]]:
+    grace = deployment.launch.stop_grace_seconds
+    lines = [
+        ("Type", "notify"),
+        ("NotifyAccess", "main"),
+        ("ExecStart", " ".join(map(quote, options.argv))),
+        ("TimeoutStartSec", str(start_timeout_seconds(deployment))),
+        ("TimeoutStopSec", str(int(grace + 60))),
+        ("WatchdogSec", str(options.watchdog_seconds)),
+        ("Restart", "on-failure"),
+        *_restart(options.version),
+        ("RestartPreventExitStatus", " ".join(map(str, NO_CURE))),
+        ("SuccessExitStatus", "143"),
+        # the runner ends engine and workers in order; what is left of the group after that is killed
+        ("KillMode", "mixed"),
+        ("Delegate", "yes"),
+        ("UMask", "0077"),
+    ]
+    lines += [("User", options.user)] if options.user else []
+    lines += [("ExecStartPre", f"+-{quote(options.modprobe)} -u -c=0")] if options.modprobe else []
+    lines += [("LoadCredential", f"{CREDENTIAL}:{_percent(deployment.key_file)}")] if deployment.key_file else []
+    return lines + [("Environment", quote(f"{k}={v}", variables=False)) for k, v in sorted(options.environment.items())]
+
+
+def _restart(version: int) -> list[tuple[str, str]]:
+    """Back-off by the manager where it can; the runner's own elsewhere (see `backoff_by_runner`)."""
+    if backoff_by_runner(version):
+        return [("RestartSec", "2")]
+    return [("RestartSec", "2"), ("RestartSteps", "5"), ("RestartMaxDelaySec", "60")]
+
+
+def backoff_by_runner(version: int) -> bool:
+    return version < STEPS_SINCE
+
+
+def _limits() -> list[tuple[str, str]]:
+    return [("LimitMEMLOCK", "infinity"), ("LimitNOFILE", "1048576"), ("LimitCORE", "0"), ("TasksMax", "infinity")]
+
+
+def _hardening(deployment: Deployment, options: UnitOptions) -> list[tuple[str, str]]:
+    """What CUDA and just-in-time compilation allow; docs/service.md says what is left out and why."""
+    lines = [
+        ("NoNewPrivileges", "yes"),
+        ("LockPersonality", "yes"),
+        ("RestrictRealtime", "yes"),
+        ("RestrictSUIDSGID", "yes"),
+        ("RestrictNamespaces", "yes"),
+        ("RestrictAddressFamilies", "AF_UNIX AF_INET AF_INET6 AF_NETLINK"),
+        ("SystemCallArchitectures", "native"),
+        ("SystemCallFilter", "~@clock @cpu-emulation @module @mount @obsolete @raw-io @reboot @swap"),
+        ("SystemCallErrorNumber", "EPERM"),
+    ]
+    if options.scope == "user":
+        return lines  # the rest needs privileges that a user's manager does not have
+    lines += [
+        ("CapabilityBoundingSet", "" if options.user else "CAP_DAC_OVERRIDE CAP_DAC_READ_SEARCH CAP_KILL"),
+        ("ProtectSystem", "strict"),
+        ("ProtectClock", "yes"),
+        ("ProtectHostname", "yes"),
+        ("ProtectKernelLogs", "yes"),
+        ("ProtectKernelModules", "yes"),
+        ("ProtectKernelTunables", "yes"),
+    ]
+    lines += [("ReadWritePaths", quote(f"-{p}")) for p in options.writable]
+    return lines + [("ReadOnlyPaths", quote(f"-{p}")) for p in model_places(deployment)]
+
+
+def quote(word: str, *, variables: bool = True) -> str:
+    """One word of a unit's list. variables: `$` begins a variable there (command lines), so it is doubled."""
+    text = _percent(word)
+    text = text.replace("$", "$$") if variables else text
+    if text and not any(c in text for c in " \t\n\"'\\;"):
+        return text
+    return '"' + text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n") + '"'
+
+
+def _percent(text: str | None) -> str:
+    return (text or "").replace("%", "%%").replace("\n", " ")

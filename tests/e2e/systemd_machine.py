@@ -1,0 +1,147 @@
+"""A real systemd as PID 1 in namespaces of its own, on a copy-on-write view of this machine: nothing it does is seen outside.
+
+It boots a target that holds nothing but our own units, so that none of the machine's services, and no clean-up of /tmp, ever runs.
+"""
+
+import os
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+SYSTEMD = "/lib/systemd/systemd"
+_CGROUP_ROOTS = ("/sys/fs/cgroup/unified", "/sys/fs/cgroup")
+
+# $1: an empty folder. The units of the distribution are hidden by SYSTEMD_UNIT_PATH.
+_INIT = """
+set -e
+mount --make-rprivate /
+mount -t tmpfs tmpfs "$1"
+mkdir "$1/upper" "$1/work" "$1/root"
+mount -t overlay overlay -o "lowerdir=/,upperdir=$1/upper,workdir=$1/work" "$1/root"
+cd "$1/root"
+mount --rbind /dev dev
+mount -t proc proc proc
+mount -t sysfs sysfs sys
+mount -t cgroup2 cgroup2 sys/fs/cgroup
+mount -t tmpfs -o mode=755 tmpfs run
+rm -rf etc/systemd/system etc/systemd/user
+mkdir -p etc/systemd/system etc/systemd/user var/log old run/systemd
+rm -rf var/log/journal
+pivot_root . old
+umount -l /old
+cd /etc/systemd/system
+for name in sysinit basic multi-user default network-online shutdown umount final; do
+  printf '[Unit]\\nDefaultDependencies=no\\n' >$name.target
+done
+cp /lib/systemd/system/systemd-journald.service /lib/systemd/system/systemd-journald.socket /lib/systemd/system/systemd-journald-dev-log.socket .
+exec env -i container=firstlight PATH="$PATH" SYSTEMD_UNIT_PATH=/etc/systemd/system SYSTEMD_LOG_TARGET=console "$2" --system --unit=default.target
+"""
+
+
+def needed() -> None:
+    """Skips, with the reason, where no systemd can be booted."""
+    if not Path(SYSTEMD).exists() or shutil.which("unshare") is None or shutil.which("nsenter") is None:
+        pytest.skip("no systemd on this machine (`apt-get install systemd`)")
+    if os.geteuid() != 0:
+        pytest.skip("booting a systemd in namespaces needs root")
+    if _cgroup_root() is None:
+        pytest.skip("this machine has no cgroup version 2 hierarchy that can be written")
+
+
+def _cgroup_root() -> Path | None:
+    return next(
+        (Path(r) for r in _CGROUP_ROOTS if os.access(f"{r}/cgroup.procs", os.W_OK) and Path(r, "cgroup.controllers").exists()), None
+    )
+
+
+class SystemdMachine:
+    """Boots on construction; `run` runs a command inside, `path` is a file inside as seen from here, `close` ends all of it."""
+
+    def __init__(self, folder: Path) -> None:
+        needed()
+        root = _cgroup_root()
+        assert root is not None
+        self.folder = folder
+        self._cgroup = root / f"firstlight-test-{os.getpid()}-{time.monotonic_ns()}"
+        self._cgroup.mkdir()
+        (folder / "mnt").mkdir(parents=True)
+        self._log = folder / "systemd.log"
+        with open(self._log, "wb") as log:
+            self._process = subprocess.Popen(
+                ["unshare", "-m", "-p", "-f", "-C", "-u", "--kill-child", "sh", "-c", _INIT, "sh", str(folder / "mnt"), SYSTEMD],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                preexec_fn=lambda: (self._cgroup / "cgroup.procs").write_text(str(os.getpid())),
+            )
+        self.pid = 0
+        try:
+            self._wait()
+        except BaseException:
+            self.close()
+            raise
+
+    def _wait(self) -> None:
+        deadline = time.monotonic() + 60
+        while time.monotonic() < deadline:
+            self.pid = self.pid or self._child()
+            if self.pid and self.run("systemctl", "is-system-running").stdout.strip() in ("running", "degraded"):
+                return
+            if self._process.poll() is not None:
+                break
+            time.sleep(0.2)
+        pytest.skip(f"systemd did not boot in namespaces here: {self._log.read_text(errors='replace')[-400:]}")
+
+    def _child(self) -> int:
+        """PID 1 of the namespaces, once it is systemd itself."""
+        text = Path(f"/proc/{self._process.pid}/task/{self._process.pid}/children").read_text().split()
+        return int(text[0]) if text and Path(f"/proc/{text[0]}/comm").read_text().strip() == "systemd" else 0
+
+    def run(self, *argv: str, env: Mapping[str, str] | None = None, seconds: float = 120) -> "subprocess.CompletedProcess[str]":
+        """Never raises for an exit status. The environment is the caller's own plus `env`."""
+        enter = ["nsenter", "-t", str(self.pid), "-m", "-p", "-C", "-u", "--"]
+        unset = {k: v for k, v in os.environ.items() if k not in ("NOTIFY_SOCKET", "INVOCATION_ID", "XDG_RUNTIME_DIR")}
+        return subprocess.run(
+            [*enter, *argv],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            env={**unset, **(env or {})},
+            timeout=seconds,
+            check=False,
+        )
+
+    def path(self, inside: str | Path) -> Path:
+        return Path(f"/proc/{self.pid}/root{inside}")
+
+    def properties(self, unit: str, *names: str) -> dict[str, str]:
+        shown = self.run("systemctl", "show", unit, *(f"-p{n}" for n in names)).stdout
+        return dict(line.split("=", 1) for line in shown.splitlines() if "=" in line)
+
+    def close(self) -> None:
+        if self.pid:
+            os.kill(self.pid, signal.SIGKILL)
+        self._process.kill()
+        self._process.wait()
+        for path in sorted(self._cgroup.rglob("*"), reverse=True):
+            if path.is_dir():
+                _remove(path)
+        _remove(self._cgroup)
+
+
+def _remove(cgroup: Path) -> None:
+    deadline = time.monotonic() + 3
+    while time.monotonic() < deadline:
+        try:
+            cgroup.rmdir()
+        except FileNotFoundError:
+            return
+        except OSError:
+            time.sleep(0.05)
+        else:
+            return
