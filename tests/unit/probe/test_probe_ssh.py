@@ -3,6 +3,7 @@
 import os
 import shutil
 import socket
+import subprocess
 import threading
 import time
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 from firstlight.core.errors import HostError
 from firstlight.probe.machine import probe_machine
 from firstlight.probe.ssh import SshHost
+from firstlight.probe.sshscript import command_script, entry, read_answer
 
 
 def failure(address: str, config: str) -> HostError:
@@ -173,3 +175,17 @@ def test_probing_needs_no_python(bare_sshd: Any, tmp_path: Path) -> None:
     with pytest.raises(HostError) as error:
         host.write(str(tmp_path / "new"), b"x")
     assert error.value.code == "python-missing"
+
+
+@pytest.mark.parametrize("shell", ["sh", "bash", "dash", "zsh", "fish", "tcsh", "csh", "busybox"])
+def test_any_login_shell_starts_the_script(shell: str) -> None:
+    """What a login shell sees is one constant line; the script and the command's own input follow on stdin."""
+    path = shutil.which(shell)
+    if path is None:
+        pytest.skip(f"no {shell} here")
+    script = command_script(["sh", "-c", 'printf "%s|" "$@"; cat', "x", "a 'b' \\ ! $HOME", "line\nbreak", "ü"], token="t" * 24)
+    argv = [path, "sh", "-c"] if shell == "busybox" else [path, "-c"]
+    done = subprocess.run([*argv, entry(script)], input=script + b"own input", capture_output=True, check=False, timeout=60)
+    answer = read_answer(done.stderr, "t" * 24)
+    assert (answer.started, answer.status) == (True, 0), done.stderr
+    assert done.stdout.decode() == "a 'b' \\ ! $HOME|line\nbreak|ü|own input"
