@@ -179,11 +179,11 @@ def _(kit: Kit) -> Result:
 
 
 def _worker(client: SupervisorClient) -> int:
-    return named(client, "VLLM::Worker")
+    return named(client, "VLLM::Worker", seconds=300)
 
 
 def _core(client: SupervisorClient) -> int:
-    return named(client, "VLLM::EngineCore")
+    return named(client, "VLLM::EngineCore", seconds=300)
 
 
 def _member_died(client: SupervisorClient, pid: int, since: float) -> Result:
@@ -324,7 +324,7 @@ def _(kit: Kit) -> Result:
     shard = copy / "model.safetensors"
     os.truncate(shard, shard.stat().st_size // 2)
     client = kit.start(kit.vllm(model=str(copy)))
-    found = until(client, "died", "ready", seconds=240)
+    found = until(client, "died", "ready", seconds=400)
     assert found.kind == "died"
     until(client, "ended")
     return Result(None, f"exit {found.data['returncode']}; the log says so: {log_has(client, 'incomplete metadata')}")
@@ -336,7 +336,7 @@ def _(kit: Kit) -> Result:
     client = kit.start(kit.vllm(model=str(copy)))
     _core(client)
     (copy / "model.safetensors").unlink()
-    found = until(client, "died", "ready", seconds=240)
+    found = until(client, "died", "ready", seconds=400)
     assert found.kind == "died"
     until(client, "ended")
     return Result(None, f"exit {found.data['returncode']}; the log says so: {log_has(client, 'Cannot find any model weights')}")
@@ -380,7 +380,7 @@ def _(kit: Kit) -> Result:
         thief.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         thief.bind(("127.0.0.1", port))
         thief.listen()
-        found = until(client, "died", "ready", seconds=240)
+        found = until(client, "died", "ready", seconds=400)
         until(client, "ended")
     assert found.kind == "died"
     assert event(client, "ready") is None

@@ -126,7 +126,7 @@ class Kit:
         self.runtimes |= {record["runtime"]} if record.get("runtime") else set()
         self.cgroups |= {record["cgroup"]} if record.get("cgroup") else set()
 
-    def ready(self, client: SupervisorClient, *, seconds: float = 240.0) -> SupervisorClient:
+    def ready(self, client: SupervisorClient, *, seconds: float = 400.0) -> SupervisorClient:
         until(client, "ready", seconds=seconds)
         time.sleep(1.2)  # the supervisor has looked for members once
         self.note(client)
