@@ -52,6 +52,9 @@ def by_exit(reader: LogReader, exit_status: int | None, facts: dict[str, Any], c
         return _made(rule_of("stopped-while-starting"), [*stop, *seen], facts)
     if signal in _CRASHES:
         return _made(rule_of("process-crashed"), seen, facts)
+    if reader.frame_line is not None and any("load_model" in text for text in reader.frame_texts):
+        torn = Evidence(line=reader.frame_line, text=reader.frame_texts[-1].strip(), worker=None)
+        return _made(rule_of("workerproc-load-failed-unknown"), [torn], facts)
     return _made(rule_of("cause-not-visible"), seen or _last(reader), facts)
 
 

@@ -64,6 +64,7 @@ class LogReader:
         self.starts = 0
         self.lines = 0
         self.frame_line: int | None = None
+        self.frame_texts: list[str] = []
         self.last_lines: list[tuple[int, str, str | None]] = []
         self.benign: dict[str, tuple[int, list[int]]] = {}
         self._indent: int | None = None
@@ -113,6 +114,7 @@ class LogReader:
             return
         if text.startswith(("Traceback", '  File "')) if line.level is None else line.level in _LOUD and _FRAME.match(text):
             self.frame_line = line.number
+            self.frame_texts = [*self.frame_texts[-5:], text]
         for unit in self._collector.feed(line):
             self._unit(unit)
         if text.strip() and not _FRAME.match(text):
