@@ -5,29 +5,20 @@ from collections.abc import Sequence
 from typing import Any
 
 import msgspec
-from msgspec import Struct
 
 from firstlight.app import flow
 from firstlight.app.session import Session
 from firstlight.app.stages.watching import EngineFailed
+from firstlight.app.stages.yielding import yielded
+from firstlight.app.steps import Step
+from firstlight.app.story import tell
 from firstlight.core.diagnosis import Diagnosis, Remedy, Safety
 from firstlight.core.ids import digest
-from firstlight.core.intent import Intent
 from firstlight.core.plan import Constraint
 
 ATTEMPT = ("overlay", "launch", "watch")
 
 ANOTHER_PORT = Remedy(change={"port": None}, safety=Safety.SAFE, because="nobody asked for this port, and another is as good")
-
-
-class Step(Struct, frozen=True, kw_only=True):
-    """One attempt of the story: tried, saw, changed, because."""
-
-    attempt: int
-    tried: str
-    saw: str
-    changed: str | None = None
-    because: str | None = None
 
 
 async def start_with_remedies(session: Session) -> None:
@@ -37,7 +28,6 @@ async def start_with_remedies(session: Session) -> None:
     """
     stages = [s for s in flow.STAGES if s.name in ("overlay", "rehearse", *ATTEMPT)]
     seen: set[str] = set()
-    story: list[Step] = []
     while True:
         try:
             seen.add(_identity(session))
@@ -47,12 +37,10 @@ async def start_with_remedies(session: Session) -> None:
             step = Step(attempt=session.attempt, tried=_tried(session), saw=f"{failure.code}: {failure.message}")
             remedy = None if session.attempt >= session.options.attempts else choose(session, failure.diagnosis)
             if remedy is None:
-                _tell(session, [*story, step])
+                tell(session, step)
                 raise
             constraints = constraints_of(failure.diagnosis, remedy)
-            step = msgspec.structs.replace(step, changed=_changes(constraints), because=remedy.because)
-            story.append(step)
-            _tell(session, story)
+            tell(session, msgspec.structs.replace(step, changed=_changes(constraints), because=remedy.because))
             await _plan_again(session, constraints, seen, failure)
         else:
             return
@@ -92,7 +80,7 @@ async def _plan_again(session: Session, constraints: Sequence[Constraint], seen:
     session.attempt += 1
     if all(c.field == "port" for c in constraints):
         return  # the plan stands; launch picks a port that is free now
-    session.intent = yielded(session, constraints)
+    session.intent = yielded(session.intent, constraints)
     session.constraints.extend(c for c in constraints if c.field != "port")
     await flow.run_stages(session, [s for s in flow.STAGES if s.name == "plan"])
     if _identity(session) in seen:
@@ -106,30 +94,6 @@ async def _release(session: Session) -> None:
     fresh = await asyncio.to_thread(probe_machine, session.host)
     if session.machine is not None:
         session.machine = msgspec.structs.replace(fresh, engines=session.machine.engines)
-
-
-def yielded(session: Session, constraints: Sequence[Constraint]) -> Intent:
-    """The intent without what a remedy replaces: flags after `--` would win over the plan's own."""
-    intent = session.intent
-    fields = {c.field.lstrip("-").replace("-", "_") for c in constraints}
-    return msgspec.structs.replace(intent, extra_args=without_flags(intent.extra_args, fields))
-
-
-def without_flags(args: Sequence[str], fields: set[str]) -> list[str]:
-    """`args` without the named flags and their values, in any spelling (`--a-b 1`, `--a_b=1`)."""
-    kept: list[str] = []
-    dropping = False
-    for word in args:
-        if word.startswith("--"):
-            dropping = word[2:].partition("=")[0].replace("-", "_") in fields
-            if dropping:
-                dropping = "=" not in word
-                continue
-        elif word.startswith("-") and not word[1:2].isdigit():
-            dropping = False
-        if not dropping:
-            kept.append(word)
-    return kept
 
 
 def _identity(session: Session) -> str:
@@ -149,18 +113,3 @@ def _changes(constraints: Sequence[Constraint]) -> str:
 
 def _words(change: dict[str, Any]) -> str:
     return ", ".join(f"{k} to {v}" for k, v in change.items())
-
-
-def _tell(session: Session, story: list[Step]) -> None:
-    """The story as one readable page, `story.md` in the run folder."""
-    last = story[-1]
-    session.emitter.emit("healing", **msgspec.to_builtins(last))
-    if last.changed:
-        session.emitter.emit("say", text=f"attempt {last.attempt}: saw {last.saw}; changed {last.changed}, because {last.because}")
-    if session.folder is not None:
-        session.folder.write("story.md", "\n\n".join([f"# {session.name}", *map(_paragraph, story), ""]).encode())
-
-
-def _paragraph(step: Step) -> str:
-    lines = [f"- tried: {step.tried}", f"- saw: {step.saw}", f"- changed: {step.changed or 'nothing'}", f"- because: {step.because or '-'}"]
-    return "\n".join([f"## Attempt {step.attempt}", "", *lines])

@@ -8,6 +8,7 @@ import msgspec
 
 from firstlight.app.consent import Consent
 from firstlight.app.emitter import Emitter
+from firstlight.app.steps import Step
 from firstlight.app.store import RunFolder, RunStore
 from firstlight.core.answer import EngineAnswer, RehearsalReport
 from firstlight.core.checkpoint import Checkpoint
@@ -70,6 +71,8 @@ class Session:
     verdict: Verdict | None = None
     bench: BenchReport | None = None
     findings: list[Finding] = field(default_factory=list)
+    story: list[Step] = field(default_factory=list)
+    plan_findings: list[Finding] = field(default_factory=list)
     raw: dict[str, str] = field(default_factory=dict)
     attempt: int = 1
     stalled_at: str | None = None
@@ -96,6 +99,14 @@ class Session:
     def save(self, value: Any, name: str) -> None:
         if self.folder is not None and value is not None:
             self.folder.save(value, name)
+
+    def replace_plan_findings(self, findings: Sequence[Finding]) -> None:
+        """What an earlier plan had said of itself goes with it."""
+        gone = {(f.code, f.message) for f in self.plan_findings}
+        self.findings = [f for f in self.findings if (f.code, f.message) not in gone]
+        before = len(self.findings)
+        self.add(findings)
+        self.plan_findings = self.findings[before:]
 
     def add(self, findings: Sequence[Finding]) -> None:
         """Adds findings once each, marks what the user overrides by name, and announces the new ones."""

@@ -40,7 +40,7 @@ async def _verified_again(session: Session) -> bool:
     if run.endpoint is None or not _same(session.intent, folder.load(Intent, "intent.json")):
         raise _name_in_use(run)
     await flow.run_stages(session, flow.stages_between("inspect", "probe"))
-    if start.plan_digest(session) != run.plan_digest:
+    if start.plan_digest(session, session.intent) != run.plan_digest:
         raise _name_in_use(run)
     session.folder = session.emitter.folder = folder
     session.endpoint, session.plan_set = run.endpoint, folder.try_load(PlanSet, "plan.json")
@@ -68,10 +68,11 @@ def _name_in_use(run: Run) -> UsageError:
 async def _fresh(session: Session) -> None:
     """A new run: its folder first, so that whatever happens is on record."""
     session.folder = session.emitter.folder = session.store.create(name=session.name, model=session.intent.model, host=session.host.name)
-    session.save(session.intent, "intent.json")
+    asked = session.intent
+    session.save(asked, "intent.json")
     try:
         await flow.run_stages(session, flow.stages_between("inspect", "fetch"))
-        session.folder.update(plan_digest=start.plan_digest(session))
+        session.folder.update(plan_digest=start.plan_digest(session, asked))
         await heal.start_with_remedies(session)
         await flow.run_stages(session, flow.stages_between("verify", "report"))
     except FirstlightError as e:

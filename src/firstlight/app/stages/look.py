@@ -6,7 +6,8 @@ import msgspec
 
 from firstlight.app.places import cache_folder, data_folder, state_folder
 from firstlight.app.session import Session
-from firstlight.app.stages import describe, stale
+from firstlight.app.stages import describe, fitting, stale
+from firstlight.app.stages.yielding import yielded
 from firstlight.catalog.presets import find_preset
 from firstlight.core.checkpoint import Checkpoint
 from firstlight.core.errors import Exit, FirstlightError, UsageError
@@ -154,12 +155,25 @@ async def plan(session: Session) -> str:
         stale.refuse_stale(session.saved, session.model, session.machine, session.install)
         session.plan_set = session.saved.plan
     else:
-        session.plan_set = await asyncio.to_thread(_plan, session)
-    session.add(session.plan_set.findings)
+        session.plan_set = await _fitting_plan(session)
+    found = [*session.plan_set.findings]
     if "preflight" not in session.options.skip:
-        session.add(await asyncio.to_thread(_checks, session))
+        found += await asyncio.to_thread(_checks, session)
+    session.replace_plan_findings(found)
     session.save(session.plan_set, "plan.json")
     return describe.plan(session.plan_set)
+
+
+async def _fitting_plan(session: Session) -> PlanSet:
+    """The plan; where only its context does not fit, the one with the longest context that does. A dry run shows the first."""
+    found = await asyncio.to_thread(_plan, session)
+    shorter = fitting.shorter_context(found)
+    if shorter is None or session.options.attempts < 2 or session.options.dry_run:
+        return found
+    fitting.note(session, found, shorter)
+    session.intent = yielded(session.intent, [shorter])
+    session.constraints.append(shorter)
+    return await asyncio.to_thread(_plan, session)
 
 
 def _plan(session: Session) -> PlanSet:

@@ -13,6 +13,7 @@ from firstlight.catalog.presets import find_preset
 from firstlight.core.errors import Exit, FirstlightError
 from firstlight.core.fetch import Fetched, FetchProgress
 from firstlight.core.ids import digest
+from firstlight.core.intent import Intent
 from firstlight.core.run import TERMINAL, Endpoint, LaunchSpec, RunState
 from firstlight.core.units import format_bytes
 from firstlight.launch.caches import with_caches
@@ -195,8 +196,8 @@ def endpoint_for(session: Session) -> Endpoint:
     )
 
 
-def plan_digest(session: Session) -> str:
+def plan_digest(session: Session, asked: Intent) -> str:
     """The same digest is the same plan: what is asked for, of which files, on which engine build."""
-    intent = msgspec.structs.replace(session.intent, port=None)
+    intent = msgspec.structs.replace(asked, port=None)
     install = session.install
     return digest([intent, session.model.files, session.model.tensor_bytes, install and [install.engine, install.version, install.build]])
