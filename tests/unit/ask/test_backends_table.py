@@ -1,5 +1,6 @@
 """The table of kernels: what the first user needed to know, and how releases and GPUs that are not in it are answered."""
 
+import msgspec
 import pytest
 
 from firstlight.catalog import backends
@@ -31,6 +32,39 @@ def test_cells(release: str, sm: int, layer: str, dtype: str, chosen: str | None
     found = lookup(release, sm, layer, dtype)
     assert found is not None
     assert (found.chosen, found.release, found.known_dtype) == (chosen, release, True)
+
+
+@pytest.mark.parametrize(
+    ("release", "sm", "layer", "chosen"),
+    [
+        # NVFP4 experts: emulated by Marlin before Blackwell, native after; gpt-oss' MXFP4 by generation.
+        ("0.24.0", 90, "moe-nvfp4", "MARLIN"),
+        ("0.24.0", 100, "moe-nvfp4", "FLASHINFER_TRTLLM"),
+        ("0.16.0", 120, "moe-nvfp4", "FLASHINFER_CUTLASS"),
+        ("0.24.0", 90, "moe-mxfp4", "TRITON"),
+        ("0.24.0", 120, "moe-mxfp4", "MARLIN"),
+        ("0.24.0", 120, "moe-fp8-block", "DEEPGEMM"),  # DeepGEMM on SM12x from 0.24 on
+        ("0.23.0", 120, "moe-fp8-block", "TRITON"),
+        ("0.25.1", 86, "linear-fp8", "MARLIN"),  # FP8 weights below 8.9: their kernel, not the hardware's
+        ("0.25.1", 90, "linear-int4", "MacheteLinearKernel"),
+    ],
+)
+def test_moe_and_linear_kernels_by_number_format(release: str, sm: int, layer: str, chosen: str) -> None:
+    found = lookup(release, sm, layer)
+    assert found is not None
+    assert (found.chosen, found.kv_cache_dtype) == (chosen, backends.ANY)
+
+
+def test_what_passes_the_selector_and_dies_in_the_builder_counts_as_refused() -> None:
+    late = lookup("0.24.0", 120, "gqa128", "nvfp4")
+    assert late is not None
+    assert late.chosen is None
+    assert late.late is not None
+    assert "requires sm100f" in late.late
+    assert lookup("0.24.0", 121, "gqa128", "nvfp4") == msgspec.structs.replace(late, sm=121)
+    fine = lookup("0.24.0", 100, "gqa128", "nvfp4")
+    assert fine is not None
+    assert (fine.chosen, fine.late) == ("FLASHINFER", None)
 
 
 @pytest.mark.parametrize(
