@@ -48,6 +48,8 @@ def decode_bound(s: Situation, layout: Layout, stages: list[StageWeights]) -> Fi
     touched = [touched_bytes(s, layout, stage) for stage in stages]
     read = sum(touched) / s.bandwidth
     seconds = read + communication_seconds(s, layout)
+    if seconds <= 0:
+        return unknown("no weights are known that a token would read")
     bound = round(1 / seconds, 1)
     because = f"{gib(max(touched))} touched per token and GPU, {communication_seconds(s, layout) * 1e3:.1f} ms of communication"
     return Figure(low=round(bound * 0.35, 1), mid=round(bound * 0.65, 1), high=bound, because=because + "; real servers reach 35 to 65 %")

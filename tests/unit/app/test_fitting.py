@@ -14,7 +14,10 @@ LAYERS = list(range(32))
 
 
 def checkpoint() -> Checkpoint:
-    """Eight layers' worth of attention in 32 layers: small weights, a large KV cache."""
+    """Small weights, a large KV cache."""
+    q_proj = TensorGroup(
+        pattern="model.layers.{layer}.self_attn.q_proj.weight", role="attention", dtype="BF16", shape=[4096, 4096], count=32, layers=LAYERS
+    )
     group = TensorGroup(pattern="model.embed_tokens.weight", role="embedding", dtype="BF16", shape=[32000, 4096], count=1)
     kv = KvCacheGroup(
         kind="full", layers=LAYERS, bytes_per_token_per_layer={"bf16": 4096, "fp8": 2048}, kv_heads=8, head_dim=128, head_dim_v=128
@@ -31,9 +34,9 @@ def checkpoint() -> Checkpoint:
         attention="gqa",
         max_position_embeddings=4_000_000,
         vocab_size=32000,
-        tensor_count=1,
-        tensor_bytes=32000 * 4096 * 2,
-        tensor_groups=[group],
+        tensor_count=33,
+        tensor_bytes=32000 * 4096 * 2 + 32 * 4096 * 4096 * 2,
+        tensor_groups=[group, q_proj],
         kv_cache_groups=[kv],
         kv_bytes_per_token={"bf16": 131072, "fp8": 65536},
     )
