@@ -72,7 +72,7 @@ async def other_languages(session: Session) -> Outcome:
     return Outcome(passed=not faults, evidence=faults[:4] or [f"{held} of {len(asked)} hold"], note=note)
 
 
-async def no_floods(session: Session, *, tokens: int = 64) -> Outcome:
+async def no_floods(session: Session, *, tokens: int = 48) -> Outcome:
     """No answer so far, nor a longer one asked for here, is a flood of one character, a tight loop or broken text."""
     story = await session.story(session.affordable(tokens), temperature=0.7, seed=7)
     if not story.ok:

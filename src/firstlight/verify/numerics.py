@@ -57,7 +57,7 @@ class Step(NamedTuple):
         return f"token {self.place} {self.token!r}: {self.decoded:.2f} decoded, {read} when read as a prompt"
 
 
-async def prefill_against_decode(session: Session, *, tokens: int = 72, cuts: int = 6) -> Outcome:
+async def prefill_against_decode(session: Session, *, tokens: int = 64, cuts: int = 6) -> Outcome:
     """What was decoded token by token is what a prompt with the same past predicts; a KV cache gone bad shows here."""
     if not session.has_completions:
         return Outcome(passed=None, note="no /completions to read a past with")

@@ -14,7 +14,7 @@ from firstlight.verify.answers import Answer, TokenRow
 from firstlight.verify.client import Api
 
 T = TypeVar("T")
-SHORT, THINKING = 32, 1536
+SHORT, THINKING = 24, 1536
 
 
 class Claims(Struct, frozen=True, kw_only=True):
@@ -76,7 +76,7 @@ class Session:
             answer = await self.api.chat(messages, max_tokens=THINKING, **_greedy(options))
         return self._kept(answer)
 
-    async def go_on(self, text: str, *, max_tokens: int = 4, **options: Any) -> Answer:
+    async def go_on(self, text: str, *, max_tokens: int = 3, **options: Any) -> Answer:
         """Continues a text, greedily unless told otherwise."""
         return self._kept(await self.api.complete(text, max_tokens=max_tokens, **_greedy(options)))
 
