@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from firstlight.core.checkpoint import QuantSpec, TensorGroup
 from firstlight.core.findings import Finding, Severity
-from firstlight.inspect.ignore import Ignored, vllm_name, vllm_rule
+from firstlight.inspect.ignore import Caught, Ignored, Layer, vllm_layers, vllm_rule
 
 _ROLES = ("attention", "dense_mlp", "routed_experts", "shared_experts", "lm_head")
 _STORED_AS = {
@@ -39,8 +39,10 @@ class _Linear(NamedTuple):
 def agreement_findings(quant: QuantSpec | None, groups: Sequence[TensorGroup], from_config: bool) -> list[Finding]:
     """from_config: whether a JSON file says it, not the tensors."""
     found = list(_stored_as_said(quant, groups, from_config))
-    if quant is not None and from_config and not found and not quant.layers:
-        found += _exceptions(quant, list(_linears(groups)))
+    if quant is not None and from_config and not found:
+        linears = list(_linears(groups))
+        found += [] if quant.layers else _unsaid(quant, linears)  # a mixed checkpoint lists what is quantized, the rest needs no exception
+        found += _overreach(quant, linears)
     return found
 
 
@@ -73,21 +75,43 @@ def _linears(groups: Iterable[TensorGroup]) -> Iterator[_Linear]:
             yield _Linear(name.replace("{layer}", str(layer)), quantized)
 
 
-def _exceptions(quant: QuantSpec, linears: list[_Linear]) -> Iterator[Finding]:
-    ignored = Ignored(quant.ignore)
+def _unsaid(quant: QuantSpec, linears: list[_Linear]) -> Iterator[Finding]:
+    ignored = Ignored(quant.ignore, substring=quant.method.startswith("awq"))
     unsaid = [n.module for n in linears if not n.quantized and not ignored(n.module) and not n.module.endswith("lm_head")]
     if unsaid and quant.ignore:
         evidence = [*unsaid[:4], *([f"and {len(unsaid) - 4:,} more"] if len(unsaid) > 4 else [])]
         yield _mismatch("matrices are stored unquantized that the list of exceptions does not name", evidence)
-    rule = vllm_rule(quant.method, quant.ignore)
-    caught = [(n.module, p) for n in linears if n.quantized and rule and (p := rule(vllm_name(n.module)))]
+
+
+def _overreach(quant: QuantSpec, linears: list[_Linear]) -> Iterator[Finding]:
+    """vLLM's reading of the list: quantized layers that it would build unquantized, and joined layers of which it catches only a part."""
+    rule = None if quant.method == "fp8" and quant.format == "mixed" else vllm_rule(quant.method, quant.ignore)
+    if rule is None or not quant.ignore:
+        return
+    layers = vllm_layers((n.module for n in linears), quant.method)
+    quantized = dict.fromkeys(layers[n.module] for n in linears if n.quantized)
+    caught = [(layer, hit) for layer in quantized if (hit := rule(layer))]
     if caught:
-        evidence = [f"{pattern} also catches {vllm_name(module)} (stored quantized)" for module, pattern in caught[:4]]
+        evidence = [_caught_line(layer, hit) for layer, hit in caught[:4]]
         yield Finding(
             code="quant-ignore-overreach",
             severity=Severity.WARNING,
-            message=f"vLLM's rule for {quant.method} leaves {len(caught):,} quantized matrices unquantized, and their load will fail",
+            message=f"vLLM's rule for {quant.method} leaves {len(caught):,} quantized layers unquantized, and their load will fail",
             evidence=evidence,
-            note="vLLM looks for each name as a part of the layer's name",
+            note=_RULES.get(quant.method),
             hint="an overlay can name the exceptions in full",
         )
+
+
+_RULES = {
+    "modelopt": "vLLM looks for each name as a part of the layer's name",
+    "awq": "vLLM looks for each name as a part of the layer's name",
+    "compressed-tensors": "vLLM takes a name as it is, and `re:` as an expression that matches from the start",
+    "fp8": "vLLM takes each name as it is",
+}
+
+
+def _caught_line(layer: Layer, hit: Caught) -> str:
+    if hit.partly:
+        return f"{hit.pattern} catches a part of {layer.name}, which vLLM builds as one: it refuses"
+    return f"{hit.pattern} also catches {layer.name} (stored quantized)"

@@ -170,7 +170,7 @@ def _integer(config: Mapping[str, Any], method: str) -> QuantSpec:
     """AWQ and GPTQ: one width and group size for every linear layer that is not named."""
     bits = _int(config.get("bits") or config.get("w_bit"))
     dynamic = config.get("dynamic")
-    skipped = [k[2:] for k in dynamic if k.startswith("-:")] if isinstance(dynamic, dict) else []
+    skipped = [k for k in dynamic if k.startswith("-:")] if isinstance(dynamic, dict) else []
     return QuantSpec(
         method=method,
         format=f"int{bits}" if bits else None,

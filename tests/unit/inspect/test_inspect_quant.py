@@ -8,7 +8,7 @@ from inspect_made import codes, look, tiny, tiny_tensors, write_shard, write_tin
 from firstlight.core.checkpoint import QuantSpec, TensorGroup
 from firstlight.inspect.config import normalise
 from firstlight.inspect.derive.derive import expected_groups
-from firstlight.inspect.ignore import Ignored, vllm_name, vllm_rule
+from firstlight.inspect.ignore import Caught, Ignored, Layer, vllm_layers, vllm_rule
 from firstlight.inspect.quant import kv_quantization, quant_spec
 
 LINEAR = {"weights": {"num_bits": 8, "type": "float", "strategy": "channel"}, "targets": ["Linear"]}
@@ -109,28 +109,85 @@ def test_what_the_producer_left_out(pattern, module, left_out):
 
 
 @pytest.mark.parametrize(
-    ("method", "pattern", "module", "left_out"),
+    ("pattern", "module", "substring", "left_out"),
     [
-        ("modelopt", "model.layers.0.mlp.gate", "model.layers.0.mlp.gate_proj", True),  # a part of gate_up_proj: the load fails
-        ("modelopt", "model.layers.1", "model.layers.10.mlp.down_proj", True),
-        ("modelopt", "model.layers.0.self_attn*", "model.layers.0.self_attn.q_proj", True),
-        ("modelopt", "model.layers.0.mlp.shared_experts", "model.layers.0.mlp.experts.3.up_proj", False),
-        ("fp8", "model.layers.0.mlp.gate", "model.layers.0.mlp.gate_proj", False),
-        ("fp8", "model.layers.0.mlp.down_proj", "model.layers.0.mlp.down_proj", True),
-        ("compressed-tensors", "re:.*mlp.gate", "model.layers.0.mlp.gate_proj", True),
-        ("compressed-tensors", "model.layers.0.mlp.gate", "model.layers.0.mlp.gate_proj", False),
-        ("awq", "mlp.gate", "model.layers.0.mlp.gate_proj", True),
-        ("mxfp4", "model.layers.0.mlp.gate", "model.layers.0.mlp.gate_proj", False),
+        ("self_attn", "model.layers.3.self_attn.q_proj", False, True),
+        ("layers.3", "model.layers.3.self_attn.q_proj", False, True),
+        ("layers.3", "model.layers.33.self_attn.q_proj", False, False),
+        ("attn", "model.layers.3.self_attn.q_proj", False, False),
+        ("attn", "model.layers.3.self_attn.q_proj", True, True),
+        ("-:.*self_attn.*", "model.layers.3.self_attn.q_proj", False, True),
+    ],
+)
+def test_names_that_stand_in_the_middle(pattern, module, substring, left_out):
+    assert Ignored([pattern], substring=substring)(module) is left_out
+
+
+LAYER = "model.layers.0.mlp."
+QKV = [f"model.layers.0.self_attn.{p}_proj" for p in "qkv"]
+GATE_UP = [LAYER + "gate_proj", LAYER + "up_proj"]
+
+
+@pytest.mark.parametrize(
+    ("method", "patterns", "modules", "caught"),
+    [
+        ("modelopt", ["model.layers.0.mlp.gate"], GATE_UP, "all"),  # a part of gate_up_proj: the load fails
+        ("modelopt", ["model.layers.1"], ["model.layers.10.mlp.down_proj"], "all"),
+        ("modelopt", ["model.layers.0.self_attn*"], QKV, "all"),
+        ("modelopt", ["model.layers.0.mlp.shared_experts"], [LAYER + "experts.3.up_proj"], None),
+        ("modelopt", [LAYER + "experts.7.up_proj"], [LAYER + "experts.3.up_proj"], "all"),  # one expert's name stands for all of them
+        ("modelopt", QKV[:1], QKV, "part"),
+        ("modelopt", ["lm_head", "model.layers.?.mlp*"], GATE_UP, "all"),
+        ("fp8", ["model.layers.0.mlp.gate"], GATE_UP, None),
+        ("fp8", [LAYER + "down_proj"], [LAYER + "down_proj"], "all"),
+        ("fp8", QKV, QKV, "all"),
+        ("fp8", QKV[:2], QKV, "part"),
+        ("fp8", QKV[:1], QKV[:1], "all"),  # nothing is joined where only one is there (MLA without a query latent)
+        ("fbgemm_fp8", GATE_UP, GATE_UP, "all"),
+        ("compressed-tensors", ["re:.*mlp.gate"], GATE_UP, "all"),
+        ("compressed-tensors", ["re:.*mlp.gate$"], GATE_UP, None),
+        ("compressed-tensors", ["re:.*up_proj$"], GATE_UP, "all"),  # the joined name ends like that, too
+        ("compressed-tensors", ["re:.*gate_proj$"], GATE_UP, "part"),
+        ("compressed-tensors", GATE_UP, GATE_UP, "all"),
+        ("compressed-tensors", ["model.layers.0.mlp.gate"], GATE_UP, None),
+        ("compressed-tensors", ["re:.*experts.0.up_proj"], [LAYER + "experts.0.up_proj"], "all"),
+        ("awq", ["mlp.gate"], GATE_UP, "all"),
+        ("awq", ["q_proj"], QKV, "part"),
+        ("awq", ["k_proj", "q_proj", "v_proj"], QKV, "all"),
+        ("awq_marlin", ["mlp.experts"], [LAYER + "experts.0.up_proj"], "all"),
+        ("gptq", ["-:.*mlp.*"], GATE_UP, "all"),
+        ("gptq", ["-:.*gate_proj"], GATE_UP, None),
+        ("mxfp4", ["model.layers.0.mlp.gate"], GATE_UP, None),
     ],
 )  # fmt: skip
-def test_what_vllm_leaves_out(method, pattern, module, left_out):
-    assert (vllm_rule(method, [pattern])(vllm_name(module)) is not None) is left_out
+def test_what_vllm_leaves_out(method, patterns, modules, caught):
+    rule = vllm_rule(method, patterns)
+    found = {rule(layer) for layer in vllm_layers(modules, method).values()}
+    assert {None if f is None else "part" if f.partly else "all" for f in found} == {caught}
 
 
-def test_joined_layers_are_left_out_when_all_their_parts_are():
-    parts = [f"model.layers.0.self_attn.{p}_proj" for p in "qkv"]
-    assert vllm_rule("fp8", parts)("model.layers.0.self_attn.qkv_proj")
-    assert vllm_rule("fp8", parts[:2])("model.layers.0.self_attn.qkv_proj") is None
+def test_layers_as_vllm_builds_them():
+    layers = vllm_layers([*GATE_UP, LAYER + "down_proj"])
+    assert layers[GATE_UP[0]] == layers[GATE_UP[1]] == Layer(LAYER + "gate_up_proj", tuple(GATE_UP))
+    assert layers[LAYER + "down_proj"] == Layer(LAYER + "down_proj")
+    assert vllm_rule("fp8", GATE_UP)(layers[GATE_UP[0]]) == Caught(GATE_UP[0])
+    assert vllm_rule("quark", GATE_UP) is None
+
+
+def test_a_part_of_a_joined_layer(tmp_path):
+    found = _quantized(tmp_path, FP8 | {"modules_to_not_convert": ["model.layers.0.self_attn.q_proj"]})
+    finding = next(f for f in found.findings if f.code == "quant-ignore-overreach")
+    assert finding.evidence == [
+        "model.layers.0.self_attn.q_proj catches a part of model.layers.0.self_attn.qkv_proj, which vLLM builds as one: it refuses"
+    ]
+
+
+def test_gptq_leaves_out_by_expression(tmp_path):
+    found = _quantized(tmp_path, {"quant_method": "gptq", "bits": 4, "group_size": 64, "dynamic": {"-:.*self_attn.*": {}}})
+    assert codes(found) == []
+    assert found.bytes_by_role["attention"] == 2 * sum(
+        2 * t[1][0] * t[1][1] for n, t in tiny_tensors().items() if "layers.0.self_attn" in n and "norm" not in n
+    )
 
 
 def _quantized(tmp_path, config, tensors=None):
@@ -143,6 +200,7 @@ def _quantized(tmp_path, config, tensors=None):
     return look(tmp_path)
 
 
+FP8 = {"quant_method": "fp8", "weight_block_size": [128, 128]}
 NVFP4 = {"quant_method": "modelopt", "quant_algo": "NVFP4", "ignore": ["lm_head", "model.layers.0.self_attn*", "model.layers.1.self_attn*"]}
 
 
