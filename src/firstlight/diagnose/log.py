@@ -15,6 +15,7 @@ from firstlight.engines.lines import Line, Splitter, parse
 
 ENGINES = ("vllm", "llamacpp", "sglang")
 UNITS_KEPT = 400
+WORKERS_KEPT = 4096
 LINES_KEPT = 20
 ENDED = frozenset({"failed", "stopping", "stopped"})
 _QUIET = frozenset({"INFO", "DEBUG", "WARNING"})
@@ -165,7 +166,7 @@ class LogReader:
             return
         before = self.phases.get(line.worker)
         if before is None or RANK[phase] > RANK[before]:
-            if phase not in ENDED:
+            if phase not in ENDED and len(self.phases) < WORKERS_KEPT:
                 self.phases[line.worker] = phase
             if len(self.moves) < 5000:
                 self.moves.append((line.number, phase, line.worker))

@@ -8,6 +8,7 @@ from msgspec import Struct
 from firstlight.engines.lines import Line
 
 FRAMES_KEPT = 80
+STREAMS_KEPT = 2048
 MESSAGE_LINES = 40
 MESSAGE_CHARS = 8000
 
@@ -76,6 +77,7 @@ class Collector:
     def feed(self, line: Line) -> list[Unit]:
         stream = self._streams.get(line.worker)
         if stream is None:
+            self._forget_idle()
             stream = self._streams[line.worker] = _Stream()
         text = line.text
         if "|" in text[:12] and text.lstrip()[:1] in ("|", "+"):
@@ -94,6 +96,11 @@ class Collector:
         """Units still open at the end of the log, in printed order."""
         units = [u for s in self._streams.values() for u in self._closed(s)]
         return sorted(units, key=lambda u: u.line)
+
+    def _forget_idle(self) -> None:
+        """Names of processes come and go (Ray): those that are in the middle of nothing are forgotten when there are many."""
+        if len(self._streams) >= STREAMS_KEPT:
+            self._streams = {name: s for name, s in self._streams.items() if s.open or s.unit is not None}
 
     def _begin(self, stream: _Stream, line: Line) -> None:
         stream.open, stream.flat, stream.frames, stream.source = True, False, [], line.source

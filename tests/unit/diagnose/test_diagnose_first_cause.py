@@ -231,3 +231,11 @@ def test_the_gpu_generation_is_a_fact(message: str, sm: int) -> None:
     found = diagnose(f"RuntimeError: {message}\n".encode())
     assert found.cause is not None
     assert found.facts["sm"] == sm
+
+
+def test_many_processes_that_come_and_go_are_no_burden() -> None:
+    lines = (f"(RayWorkerWrapper pid={n}, ip=10.0.0.1) RuntimeError: peer {n} said no\n" for n in range(9000))
+    found = diagnose(line.encode() for line in lines)
+    assert found.outcome == "failed"
+    assert found.cause is None
+    assert found.facts["lines"] == 9000
