@@ -200,6 +200,7 @@ class LogReader:
         if known := self._index.get(key):
             known.count += 1
             if unit.worker != known.unit.worker and len(known.others) < 128:
+                unit.frames = []
                 known.others.append(unit)
             return
         matches = self._matches(unit)

@@ -8,6 +8,7 @@ from msgspec import Struct
 from firstlight.engines.lines import Line
 
 FRAMES_KEPT = 80
+FRAME_CHARS = 400
 STREAMS_KEPT = 2048
 MESSAGE_LINES = 40
 MESSAGE_CHARS = 8000
@@ -116,7 +117,7 @@ class Collector:
         if text[:1] in (" ", "\t") or not text.strip():
             if len(stream.frames) >= FRAMES_KEPT:
                 del stream.frames[1]
-            stream.frames.append(text.strip())
+            stream.frames.append(text.strip()[:FRAME_CHARS])
             return []
         if line.header and line.source != stream.source:
             stream.open = False
@@ -124,7 +125,7 @@ class Collector:
         if text.startswith('File "'):
             stream.flat = True
         if stream.flat and not _EXCEPTION.match(text):
-            stream.frames.append(text.strip())
+            stream.frames.append(text.strip()[:FRAME_CHARS])
             return []
         m = _IN_TRACEBACK.match(text)
         if m is None and not stream.frames:
