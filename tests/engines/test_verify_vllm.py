@@ -65,3 +65,13 @@ async def test_damage_is_found_gross_alone_and_mild_against_the_reference(
     with vllm(hf_folder.make(demo_gguf, folders, "kv-swapped"), python=vllm_python) as endpoint:
         gross = await verify(endpoint, checks=["known-answers"])
     assert not gross.passed
+
+
+async def test_transformers_on_the_cpu_gives_the_same_distributions(
+    healthy: Endpoint, demo_gguf: Path, vllm_python: str, folders: Path
+) -> None:
+    from firstlight.verify.trusted import reference_of_folder
+
+    trusted = reference_of_folder(str(hf_folder.make(demo_gguf, folders, "healthy")), vllm_python)
+    verdict = await verify(healthy, checks=["reference"], trusted=trusted)
+    assert verdict.passed

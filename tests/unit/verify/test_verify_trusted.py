@@ -1,0 +1,37 @@
+"""The reference that another Python computes: its answer read, its failure named."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from firstlight.core.errors import FirstlightError
+from firstlight.verify.reference import prompts
+from firstlight.verify.trusted import reference_of_folder
+
+
+def python_that(path: Path, body: str) -> str:
+    """An interpreter's stand-in: takes the same arguments and does `body`."""
+    path.write_text(f"#!{sys.executable}\nimport json, sys\n{body}\n")
+    path.chmod(0o755)
+    return str(path)
+
+
+def test_rows_come_back_in_the_order_of_the_prompts(tmp_path: Path) -> None:
+    row = '{"prompt_tokens": len(p.split()), "tokens": [" a"], "logprobs": [-0.5]}'
+    stand_in = python_that(tmp_path / "python", f"print('a warning')\nprint(json.dumps([{row} for p in json.load(sys.stdin)]))")
+    found = reference_of_folder("/models/m", stand_in)
+    assert (found.engine, found.prompts) == ("transformers", prompts())
+    assert [r.prompt_tokens for r in found.rows] == [len(p.split()) for p in prompts()]
+    assert json.loads(json.dumps(found.rows[0].tokens)) == [" a"]
+
+
+@pytest.mark.parametrize("body", ["sys.exit('ModuleNotFoundError: no transformers')", None])
+def test_an_environment_without_transformers_is_named(tmp_path: Path, body: str | None) -> None:
+    stand_in = python_that(tmp_path / "python", body) if body else str(tmp_path / "no-such-python")
+    with pytest.raises(FirstlightError) as error:
+        reference_of_folder("/models/m", stand_in)
+    assert error.value.code == "reference-failed"
+    assert error.value.evidence
+    assert "--engine-python" in (error.value.hint or "")
