@@ -82,7 +82,7 @@ def forward_bytes(config: Mapping[str, Any], layout: Layout, terms: MemoryTerms,
 
 
 def _moe_workspace(config: Mapping[str, Any], layout: Layout, tokens: int) -> float:
-    """Two buffers of tokens x top-k rows: gate-up or hidden wide, whichever is larger."""
+    """Two buffers of tokens x top-k rows, gate-up or hidden wide, whichever is larger; whole experts do not make the rows fewer."""
     experts = config.get("n_routed_experts") or config.get("num_experts") or config.get("num_local_experts")
     if not experts:
         return 0.0
@@ -90,8 +90,7 @@ def _moe_workspace(config: Mapping[str, Any], layout: Layout, tokens: int) -> fl
     inner = int(config.get("moe_intermediate_size") or config.get("intermediate_size") or 0)
     inner = inner if layout.enable_expert_parallel else -(-inner // layout.expert_ways)
     hidden = int(config.get("hidden_size") or 0)
-    spread = min(top_k, max(top_k / layout.expert_ways, 1)) if layout.enable_expert_parallel else top_k
-    return tokens * spread * (max(2 * inner, hidden) + max(inner, hidden)) * 2
+    return tokens * top_k * (max(2 * inner, hidden) + max(inner, hidden)) * 2
 
 
 def _mla_workspace(config: Mapping[str, Any], tp: int, seqs: int, max_model_len: int) -> float:
