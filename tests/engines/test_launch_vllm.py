@@ -27,7 +27,7 @@ from firstlight.launch.ownership import find_processes
 from firstlight.probe.local import LocalHost
 from firstlight.rehearse.rehearse import rehearse
 
-pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(1500)]
 HOST = LocalHost()
 MACHINE = Machine(hostname="here", memory_available_bytes=8 << 30)
 SOURCES = ["config.json:quantization_config.kv_cache_scheme", "hf_quant_config.json:quantization.kv_cache_quant_algo"]
@@ -91,7 +91,7 @@ def spec_for(folder: Path, install: EngineInstall, tmp_path: Path) -> LaunchSpec
     )
 
 
-def wait_for(client: SupervisorClient, kind: str, seconds: float = 240.0) -> Any:
+def wait_for(client: SupervisorClient, kind: str, seconds: float = 500.0) -> Any:
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         if (found := next((e for e in client.past_events() if e.kind == kind), None)) is not None:
@@ -142,7 +142,7 @@ def run(folder: Path, install: EngineInstall, tmp_path: Path, depth: str, **chan
         observe=observer(HOST, str(tmp_path / "run"), version=install.version, diagnoses=[]),
         port=free_port(),
         depth=depth,
-        patience=300.0,
+        patience=500.0,
     )
 
 

@@ -208,6 +208,26 @@ def test_engine_that_outlives_its_supervisor_is_found_and_stopped(runs: Runs) ->
     assert client.status().state == "stopped"
 
 
+def test_shared_memory_of_a_run_that_was_killed_at_once_is_removed(runs: Runs) -> None:
+    """Nobody is left who could tell whose the segments are, but the record."""
+    client = runs.start("workers")
+    until(client, "ready")
+    record = Path(client.folder, "supervisor.json")
+    segments = wait_for(lambda: s if len(s := json.loads(record.read_text())["shared_memory"]) == 2 else None)
+    supervisor = client.status().supervisor
+    assert supervisor is not None
+    os.kill(supervisor.pid, signal.SIGKILL)
+    for process in find_processes(runs.host, client.folder).processes:
+        os.kill(process.pid, signal.SIGKILL)
+    wait_for(lambda: not find_processes(runs.host, client.folder).processes)
+    assert all(Path(path).exists() for path in segments)
+    client.stop()
+    exit_record = client.exit()
+    assert exit_record is not None
+    assert exit_record["proof"]["shared_memory_removed"] == segments
+    assert not any(Path(path).exists() for path in segments)
+
+
 def test_adopted_engine_is_supervised_again(runs: Runs) -> None:
     client = runs.start("plain", options=Options(on_supervisor_death="keep"))
     until(client, "ready")

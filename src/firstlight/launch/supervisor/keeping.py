@@ -91,13 +91,13 @@ class Keeper:
         """Notes new members and the shared memory they hold: after a sudden death there is nobody to ask."""
         if self._s.engine is None:
             return
-        before = self.known()
+        before, segments = self.known(), len(self.shared_memory)
         for member in self._current():
             pid = member.process.pid
             self.shared_memory |= procfs.shared_memory(pid)
             if pid not in self._members:
                 self.watch(pid)
-        if self.known() != before:
+        if self.known() != before or len(self.shared_memory) != segments:
             self._s.save()
 
     def known(self) -> list[list[int]]:

@@ -99,7 +99,8 @@ def sweep_now(folder: str, *, grace: float | None = None) -> dict[str, Any]:
     if state["supervised"] and state["supervisor_pid"]:
         send([state["supervisor_pid"]], 9)
     claim, spec = claim_of(folder), _record(folder, "supervise.json").get("spec") or {}
-    shm: set[str] = set()
+    record = _record(folder, "supervisor.json")
+    shm = recorded_memory(record)
     found = members(claim)
     for member in found:
         shm |= procfs.shared_memory(member.process.pid)
@@ -107,11 +108,17 @@ def sweep_now(folder: str, *, grace: float | None = None) -> dict[str, Any]:
     _ask_to_leave(claim, spec, grace)
     for wait in sweep(claim):
         time.sleep(wait)
-    record = _record(folder, "supervisor.json")
     result = proof(claim, port=int(spec.get("port") or 0), shm=shm, gpu_before=None, runtime=record.get("runtime") or runtime_path(folder))
     result["ended"] = [m.process.pid for m in found]
     _write_end(folder, {"run": claim.run, **record}, result)
     return result
+
+
+def recorded_memory(record: dict[str, Any]) -> set[str]:
+    """Segments that the supervisor saw in its members before everything was killed; {} for a record of another boot."""
+    boss, seen = record.get("supervisor") or {}, record.get("shared_memory") or []
+    same_boot = isinstance(boss, dict) and boss.get("boot_id") == procfs.boot_id()
+    return {path for path in seen if isinstance(path, str) and path.startswith("/dev/shm/")} if same_boot else set()
 
 
 def _ask_to_leave(claim: Claim, spec: dict[str, Any], grace: float | None) -> None:

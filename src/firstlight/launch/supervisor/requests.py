@@ -30,6 +30,7 @@ def status_of(s: Supervisor) -> dict[str, Any]:
         "engine": {"pid": engine.pid, "start_ticks": engine.start_ticks, "boot_id": boot} if engine else None,
         "cgroup": engine.claim.cgroup if engine else None,
         "members": s.keeper.known(),
+        "shared_memory": sorted(s.keeper.shared_memory),
         "runtime": s.runtime,
         "socket": s.control.path,
         "port": int(s.spec.get("port") or 0),
