@@ -254,19 +254,22 @@ def _modelinfo(venv: Path, row: dict[str, Any], folder: Path) -> Said:
 
 
 def _print_peers(peers: dict[str, dict[str, list[Said]]], weights: list[dict[str, Any]], pools: list[dict[str, Any]]) -> None:
-    print(f"\n{'errors, median (worst)':<14} {'weights':>26} {'KV pool':>28}")
-    own_w, own_p = [abs(r["error"]) for r in weights], [abs(r["error"]) for r in pools]
-    print(f"{'firstlight':<14} {_summary(own_w, len(weights)):>26} {_summary(own_p, len(pools)):>28}")
+    """Each peer on the rows that it answers, and firstlight on exactly those."""
+    print(f"\n{'errors: median (worst), rows':<30} {'weights':>24} {'KV pool':>24}")
     for name, said in peers.items():
-        w = [abs(s.weights / r["measured_gib"] - 1) for s, r in zip(said["weights"], weights, strict=True) if s.weights is not None]
-        p = [abs(s.pool / r["measured_gib"] - 1) for s, r in zip(said["kv"], pools, strict=True) if s.pool is not None]
-        print(f"{name:<14} {_summary(w, len(weights)):>26} {_summary(p, len(pools)):>28}")
+        theirs, ours = [], []
+        for kind, index, measured in (("weights", 0, weights), ("kv", 1, pools)):
+            pairs = [(s[index], r) for s, r in zip(said[kind], measured, strict=True) if s[index] is not None]
+            theirs.append(_summary([abs(value / r["measured_gib"] - 1) for value, r in pairs], len(measured)))
+            ours.append(_summary([abs(r["error"]) for _, r in pairs], len(measured)))
+        print(f"{name:<30} {theirs[0]:>24} {theirs[1]:>24}")
+        print(f"{'  firstlight on these rows':<30} {ours[0]:>24} {ours[1]:>24}")
 
 
-def _summary(errors: list[float], rows_asked: int) -> str:
+def _summary(errors: list[float], asked: int) -> str:
     if not errors:
-        return f"no answer on {rows_asked}"
-    return f"{statistics.median(errors):.1%} ({max(errors):.0%}), {len(errors)}/{rows_asked}"
+        return f"no answer on {asked}"
+    return f"{statistics.median(errors):.2%} ({max(errors):.0%}), {len(errors)}/{asked}"
 
 
 if __name__ == "__main__":
