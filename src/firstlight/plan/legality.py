@@ -12,6 +12,7 @@ from firstlight.plan.layouts import Layout
 from firstlight.plan.situation import Situation
 
 _BLOCKED = frozenset({"fp8-block"})
+OWN_SELECTOR = "(v4)"  # DeepSeek V4 picks its own backend: the general selector's answer does not count
 
 
 class Refusal(Struct, frozen=True, kw_only=True):
@@ -119,6 +120,8 @@ def kv_dtype_refusal(s: Situation, dtype: str) -> Refusal | None:
     if s.sm is None:
         return None
     for layer in backends.attention_layers(s.checkpoint):
+        if layer.endswith(OWN_SELECTOR):
+            continue
         cell = backends.lookup(s.engine.version, s.sm, layer, dtype)
         if cell is None or cell.chosen is not None:
             continue

@@ -339,3 +339,10 @@ def test_a_known_figure_lies_under_its_bound() -> None:
     assert best.predicted is not None
     figure = best.predicted.decode_tokens_per_second_upper_bound
     assert (figure.low or 0) <= 60 <= (figure.high or 0)
+
+
+def test_a_model_with_its_own_selector_is_not_refused_by_the_general_one() -> None:
+    base = checkpoint("deepseek-v3")
+    config = {k: v for k, v in base.config.items() if k != "kv_lora_rank"} | {"o_lora_rank": 1024, "index_topk": 512, "head_dim": 512}
+    found = planned(msgspec.structs.replace(base, config=config), "8xh200-141gb-sxm", "0.26.0")
+    assert all(r.code != "attn-backend-unsupported-kv-dtype" for r in found.rejected)
