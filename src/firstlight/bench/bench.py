@@ -17,6 +17,7 @@ from firstlight.core.verdict import BenchPoint, BenchReport, Promise, Verdict
 
 OnPoint = Callable[[BenchPoint], None]
 REQUEST_SECONDS = 600.0
+FORMS = (("/chat/completions", True), ("/completions", True), ("/chat/completions", False), ("/completions", False))
 
 
 async def run_bench(
@@ -87,7 +88,7 @@ class _Sweep:
         self._target = Target.of(endpoint.base_url, api_key)
         self._profile, self._slo = profile, slo
         self._endpoint = endpoint
-        self._path = "/chat/completions"
+        self._path, self._ignore_eos = FORMS[0]
         self._cpu = self._wall = 0.0
         self._chunks = 0
         self.single: list[Record] = []
@@ -95,18 +96,26 @@ class _Sweep:
     def _prompts(self, seed: int) -> Prompts:
         share, length = self._profile.context_share, self._endpoint.max_model_len
         tokens = round(share * length) if share and length else self._profile.input_tokens
-        return Prompts(self._profile, self._endpoint.model, chat=self._path.startswith("/chat"), input_tokens=tokens, seed=seed)
+        return Prompts(
+            self._profile,
+            self._endpoint.model,
+            chat=self._path.startswith("/chat"),
+            input_tokens=tokens,
+            seed=seed,
+            ignore_eos=self._ignore_eos,
+        )
 
     async def warm_up(self) -> None:
-        """One request that is not counted; finds out whether this is a chat endpoint."""
-        user = User(self._target)
-        record = await user.send(self._path, self._prompts(0).body(), seconds=REQUEST_SECONDS)
-        if record.error and record.error.startswith("status 4"):
-            self._path = "/completions"
+        """One request that is not counted; finds out whether this is a chat endpoint, and whether it knows `ignore_eos`."""
+        user, record = User(self._target), None
+        for self._path, self._ignore_eos in FORMS:
             record = await user.send(self._path, self._prompts(0).body(), seconds=REQUEST_SECONDS)
+            if not (record.error and record.error.startswith("status 4")):
+                break
         user.close()
-        if record.error or not record.times:
-            raise FirstlightError("bench-no-answer", "the endpoint gave no stream", evidence=(record.error or "no chunk with text",))
+        if record is None or record.error or not record.times:
+            evidence = record.error if record and record.error else "no chunk with text"
+            raise FirstlightError("bench-no-answer", "the endpoint gave no stream", evidence=(evidence,))
 
     async def level(self, concurrency: int) -> BenchPoint:
         """Closed loop: `concurrency` users, each sends its next request when the last one ended, until the time is over."""

@@ -60,11 +60,12 @@ def levels(planned: int) -> list[int]:
 class Prompts:
     """An endless, seeded source of request bodies; no two share a prefix unless the profile says so."""
 
-    def __init__(self, profile: Profile, model: str, *, chat: bool, input_tokens: int, seed: int) -> None:
+    def __init__(self, profile: Profile, model: str, *, chat: bool, input_tokens: int, seed: int, ignore_eos: bool = True) -> None:
         self._random = random.Random(seed)
         self._profile, self._model, self._chat = profile, model, chat
         self._shared = self._words(profile.shared_tokens)
         self._input_tokens = input_tokens
+        self._endless = {"ignore_eos": True} if ignore_eos else {}
 
     def _words(self, tokens: int) -> str:
         return " ".join(self._random.choices(WORDS, k=round(tokens / TOKENS_PER_WORD)))
@@ -73,6 +74,6 @@ class Prompts:
         unique = f"{_FRESH.randrange(10**9):09d} {self._words(self._input_tokens)}"
         text = f"{self._shared}\n{unique}" if self._shared else unique
         asked = {"messages": [{"role": "user", "content": f"{text}\nGo on with this list."}]} if self._chat else {"prompt": text}
-        fixed = {"max_tokens": self._profile.output_tokens, "ignore_eos": True, "temperature": 0}
+        fixed = {"max_tokens": self._profile.output_tokens, "temperature": 0, **self._endless}
         stream = {"stream": True, "stream_options": {"include_usage": True}}
         return msgspec.json.encode({"model": self._model, **asked, **fixed, **stream})

@@ -4,7 +4,7 @@ import asyncio
 from typing import Any
 
 from firstlight.verify.answers import Answer, TokenRow
-from firstlight.verify.session import SHORT, THINKING, Outcome, Session
+from firstlight.verify.session import SHORT, Outcome, Session
 
 QUESTION = [{"role": "user", "content": "Name the capital of France."}]
 TIE = 0.35
@@ -69,10 +69,9 @@ async def streaming(session: Session) -> Outcome:
 
 
 def _question_body(session: Session) -> tuple[str, dict[str, Any]]:
-    limit = THINKING if session.thinking else SHORT
     if session.has_chat is False:
-        return "/completions", {"prompt": "The capital of France is", "max_tokens": limit, "temperature": 0, "logprobs": 3}
-    return "/chat/completions", {"messages": QUESTION, "max_tokens": limit, "temperature": 0, "logprobs": True, "top_logprobs": 3}
+        return "/completions", {"prompt": "The capital of France is", "max_tokens": SHORT, "temperature": 0, "logprobs": 3}
+    return "/chat/completions", {"messages": QUESTION, "max_tokens": SHORT, "temperature": 0, "logprobs": True, "top_logprobs": 3}
 
 
 def _compare_stream(whole: Answer, streamed: Answer) -> Outcome:

@@ -185,7 +185,7 @@ async def cancel(session: Session) -> Outcome:
     before = await _running(session)
     path, body = _short_body(session)
     started = time.monotonic()
-    async with session.api.open_stream(path, {**body, "max_tokens": 1024, "temperature": 0, "ignore_eos": True}) as (status, lines):
+    async with session.api.open_stream(path, {**body, "max_tokens": 1024, "temperature": 0, **session.endless()}) as (status, lines):
         if status != 200:
             return Outcome(passed=None, note=f"no stream: status {status}")
         async for line in lines:

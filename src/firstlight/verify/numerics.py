@@ -62,7 +62,7 @@ async def prefill_against_decode(session: Session, *, tokens: int = 64, cuts: in
     if not session.has_completions:
         return Outcome(passed=None, note="no /completions to read a past with")
     length = session.affordable(tokens)
-    whole = await session.go_on(OPENING, max_tokens=length, ignore_eos=True, **session.logprob_options(TOP, chat=False))
+    whole = await session.go_on(OPENING, max_tokens=length, **session.endless(), **session.logprob_options(TOP, chat=False))
     if not whole.ok:
         return Outcome(passed=False, evidence=[f"status {whole.status}: {whole.error}"])
     places = _places(len(whole.tokens) - 2, cuts)

@@ -91,6 +91,10 @@ class Session:
         in_chat = not self.has_completions if chat is None else chat
         return {"logprobs": True, "top_logprobs": top} if in_chat else {"logprobs": top}
 
+    def endless(self) -> dict[str, Any]:
+        """The option to write on past the end of a text, for engines known to have it; others may refuse what they do not know."""
+        return {"ignore_eos": True} if self.engine in ("vllm", "llamacpp", "sglang") else {}
+
     def seconds_left(self) -> float:
         return self.deadline - now()
 

@@ -1,6 +1,6 @@
 """A server that streams chunks on a plan: so many a request, so far apart. Standard library only.
 
-python bench_stream.py PORT CHUNKS SECONDS_APART [plain|split|counted|dying|refusing|closing]
+python bench_stream.py PORT CHUNKS SECONDS_APART [plain|split|counted|dying|refusing|strict|closing]
 """
 
 import asyncio
@@ -65,7 +65,9 @@ async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
         else:
             length = int(head.lower().partition(b"content-length:")[2].split(b"\r\n")[0])
             asked = json.loads(await reader.readexactly(length))
-            if KIND == "refusing":
+            if KIND == "strict" and "ignore_eos" in asked:
+                writer.write(b"HTTP/1.1 400 Bad Request\r\nContent-Length: 2\r\n\r\n{}")
+            elif KIND == "refusing":
                 text = b'{"error": {"message": "no"}}'
                 writer.write(b"HTTP/1.1 503 Busy\r\nContent-Length: %d\r\n\r\n%s" % (len(text), text))
             else:

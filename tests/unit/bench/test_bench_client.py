@@ -112,3 +112,9 @@ def test_the_command_writes_a_report_and_compares_two(tmp_path: Path) -> None:
     assert result.exit_code == 0
     assert "equal" in result.stdout
     assert "without passed coherence" in result.stdout
+
+
+async def test_a_server_that_does_not_know_ignore_eos_is_measured_all_the_same() -> None:
+    with stream(5, 0.005, "strict") as endpoint:
+        report = await run_bench(endpoint, force=True, concurrency=1)
+    assert report.points[0].failed == 0
