@@ -3,6 +3,7 @@
 import math
 from typing import Any
 
+from firstlight.verify.answers import error_text
 from firstlight.verify.session import Outcome, Session
 
 TRIPLES = (
@@ -19,7 +20,8 @@ async def embeddings(session: Session) -> Outcome:
     status, body = await session.api.post("/embeddings", {"model": session.api.model, "input": texts})
     vectors = _vectors(body) if status == 200 else []
     if len(vectors) != len(texts):
-        return Outcome(passed=False, evidence=[f"POST /embeddings: status {status}, {len(vectors)} vectors for {len(texts)} texts"])
+        words = error_text(body) if status != 200 else f"{len(vectors)} vectors for {len(texts)} texts"
+        return Outcome(passed=False, evidence=[f"POST /embeddings: status {status}: {words}"])
     status, alone = await session.api.post("/embeddings", {"model": session.api.model, "input": texts[0]})
     return judge_vectors(vectors, _vectors(alone) if status == 200 else [])
 
