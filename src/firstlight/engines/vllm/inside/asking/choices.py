@@ -96,8 +96,10 @@ def kernel_of(method: Any) -> str | None:
     for name, value in held.items():
         if isinstance(value, enum.Enum) and re.search("backend|kernel", name, re.I):
             return str(value.name)
-    for name, value in held.items():
-        if re.search("kernel|fp8_linear|experts_cls|block_fp8", name, re.I) and (found := _named(value)):
+    # A method for blocks of scales keeps the kernel for whole tensors beside its own.
+    block_first = sorted(held, key=lambda name: "block" not in name) if held.get("block_quant") else list(held)
+    for name in block_first:
+        if re.search("kernel|fp8_linear|experts_cls|block_fp8", name, re.I) and (found := _named(held[name])):
             return found
     for name, value in held.items():
         if re.search("backend", name, re.I) and isinstance(value, str):

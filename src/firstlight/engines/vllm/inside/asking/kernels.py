@@ -9,8 +9,7 @@ import os
 import tempfile
 from typing import Any
 
-from . import cache, choices, late, rank, settings
-from .spoof import change_gpu
+from . import cache, choices, late, rank, reach, settings
 from .sweep import cache_dtypes
 
 # Qwen3-30B-A3B and gpt-oss-20b with one layer: shapes that every kernel's alignment rules accept.
@@ -102,24 +101,26 @@ KERNEL_SMS = ((8, 0), (8, 9), (9, 0), (10, 0), (12, 0))
 REFUSALS = ("ValueError", "ValidationError", "NotImplementedError", "AssertionError", "RuntimeError")
 
 
-def kernel_cells() -> tuple[list[dict[str, Any]], list[dict[str, Any]], list[str]]:
+def kernel_cells(request: dict[str, Any]) -> tuple[list[dict[str, Any]], list[dict[str, Any]], list[str]]:
     """(rows {sm, layer: `moe-nvfp4` | `linear-fp8` | …, chosen, why}, late refusals {sm, kv_cache_dtype, raises}, problems).
 
-    `why` where the engine refuses. One process for each GPU generation: the engine's modules remember the GPU that they were
-    imported on.
+    `why` where the engine refuses. One process for each GPU generation, forked before anything of the engine is imported: its
+    modules remember the GPU that they were imported on.
     """
     context = multiprocessing.get_context("fork")
     with tempfile.TemporaryDirectory() as folder:
         paths = {name: _write(folder, name, model, quantization) for name, (model, quantization) in FORMATS.items()}
         with context.Pool(processes=2, maxtasksperchild=1) as pool:
-            found = pool.starmap(_on, [(sm, paths) for sm in KERNEL_SMS], chunksize=1)
+            found = pool.starmap(_on, [(sm, paths, request) for sm in KERNEL_SMS], chunksize=1)
     return [c for f in found for c in f[0]], [x for f in found for x in f[1]], [p for f in found for p in f[2]]
 
 
-def _on(sm: tuple[int, int], paths: dict[str, str]) -> tuple[list[dict[str, Any]], list[dict[str, Any]], list[str]]:
-    change_gpu(sm)
-    rank.prepare_engine()
+def _on(
+    sm: tuple[int, int], paths: dict[str, str], request: dict[str, Any]
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]], list[str]]:
     number = sm[0] * 10 + sm[1]
+    reach.prepare({**request, "gpu": {**request["gpu"], "sm": number}})
+    rank.prepare_engine()
     cells: list[dict[str, Any]] = []
     problems: list[str] = []
     for name, path in paths.items():

@@ -15,7 +15,7 @@ import sys
 import time
 from typing import Any
 
-from . import spoof, stubs
+from .reach import prepare
 
 QUIET = {
     "VLLM_LOGGING_LEVEL": "ERROR",
@@ -59,6 +59,12 @@ def answer_to(request: dict[str, Any], answer: dict[str, Any]) -> None:
         os.environ["VLLM_CACHE_ROOT"] = request["cache_root"]
     if request.get("device") == "cpu":
         os.environ["VLLM_TARGET_DEVICE"] = "cpu"
+    if request["do"] == "kernels":
+        from . import kernels
+
+        answer["phase"] = "kernels"
+        answer["cells"], answer["late"], answer["problems"] = kernels.kernel_cells(request)
+        return
     answer["phase"] = "import"
     platform = prepare(request)
     answer["version"] = _version()
@@ -72,27 +78,6 @@ def answer_to(request: dict[str, Any], answer: dict[str, Any]) -> None:
         answer["phase"] = "sweep"
         answer["cells"], answer["problems"] = sweep.attention_cells(platform)
         answer["kv_cache_dtypes"] = sweep.cache_dtypes()
-    elif request["do"] == "kernels":
-        from . import kernels
-
-        answer["phase"] = "kernels"
-        answer["cells"], answer["late"], answer["problems"] = kernels.kernel_cells()
-
-
-def prepare(request: dict[str, Any]) -> Any:
-    """Puts the engine within reach of `import`, on the GPU asked about; returns the platform class (None: the real one)."""
-    source = request.get("source")
-    if source:
-        sys.path.insert(0, source)
-    gpu = request.get("gpu")
-    if gpu is None:
-        return None
-    spoof.Gpu.sm = (gpu["sm"] // 10, gpu["sm"] % 10)
-    spoof.Gpu.count, spoof.Gpu.memory, spoof.Gpu.name = gpu["count"], gpu["memory"], gpu["name"]
-    extensions, packages = (request["extensions"], stubs.KERNEL_PACKAGES) if source else stubs.installed("vllm")
-    stubs.install(extensions, packages, request.get("required", []))
-    spoof.spoof_torch()
-    return spoof.spoof_platform(source)
 
 
 def _version() -> str | None:
