@@ -9,9 +9,11 @@ import msgspec
 from firstlight.core.errors import FirstlightError
 from firstlight.core.findings import Finding, Severity
 from firstlight.core.ports import FileInfo, Source
+from firstlight.inspect.field_types import checked_quantization, kind, wrong_type
 
 CONFIG_LIMIT = 32 << 20  # the largest published one (per-tensor quantization lists) has 3 MB
 NESTED = ("text_config", "llm_config", "language_config", "thinker_config", "language_model", "llm", "text_model")
+_NAMED_CONFIGS = tuple(name for name in NESTED if name.endswith("_config"))
 _DROPPED = frozenset(NESTED) | {"quantization_config", "compression_config"}
 _LAYERS, _WIDTH = 10_000, 1 << 24
 _COUNTS = {
@@ -109,10 +111,11 @@ def _without_non_finite(value: Any) -> Any:
 def normalise(raw: Any, path: str = "config.json") -> Config:
     """Lifts the language model's keys, gives them the field's names, and drops (with a finding) what has the wrong type."""
     if not isinstance(raw, dict):
-        return EMPTY._replace(findings=[_bad("config-wrong-type", f"{path} is not a JSON object", f"found: {_kind(raw)}")])
+        return EMPTY._replace(findings=[_bad("config-wrong-type", f"{path} is not a JSON object", f"found: {kind(raw)}")])
     findings: list[Finding] = []
     quantization, where = _find_quantization(raw, findings, path)
     fields = _lift(raw)
+    findings += [wrong_type(path, key, "an object", raw[key]) for key in _NAMED_CONFIGS if not isinstance(raw.get(key), dict | None)]
     for canonical, names in _ALIASES.items():
         if fields.get(canonical) is None:
             given = next((fields[n] for n in names if fields.get(n) is not None), None)
@@ -144,9 +147,9 @@ def _find_quantization(raw: Mapping[str, Any], findings: list[Finding], path: st
         for key in ("quantization_config", "compression_config"):
             value = level.get(key)
             if isinstance(value, dict):
-                return value, f"{where}{key}"
+                return checked_quantization(value, path, where + key, findings), f"{where}{key}"
             if value is not None:
-                findings.append(_wrong(path, where + key, "an object", value))
+                findings.append(wrong_type(path, where + key, "an object", value))
         nested = next((n for n in NESTED if isinstance(level.get(n), dict)), None)
         if nested is None:
             break
@@ -163,24 +166,28 @@ def _check_types(fields: dict[str, Any], findings: list[Finding], path: str) -> 
         if isinstance(value, float) and value.is_integer():
             fields[key] = value = int(value)
         if isinstance(value, bool) or not isinstance(value, int):
-            if not isinstance(value, list):  # some families give one number a layer; those are handled where they are known
-                findings.append(_wrong(path, key, "an integer", value))
+            if not _a_number_a_layer(value):  # those are handled where they are known
+                findings.append(wrong_type(path, key, "an integer", value))
                 fields[key] = None
         elif not 0 <= value <= _COUNTS[key]:
             findings.append(_bad("config-absurd-value", f"{path} has an impossible {key}", f"{key}: {value}", f"limit: {_COUNTS[key]:,}"))
             fields[key] = None
-    for key, kind, word in [(k, list, "a list") for k in _LISTS] + [(k, dict, "an object") for k in _TABLES]:
+    for key, expected, word in [(k, list, "a list") for k in _LISTS] + [(k, dict, "an object") for k in _TABLES]:
         value = fields.get(key)
-        if value is not None and not isinstance(value, kind):
-            findings.append(_wrong(path, key, word, value))
+        if value is not None and not isinstance(value, expected):
+            findings.append(wrong_type(path, key, word, value))
             fields[key] = None
     architectures = fields.get("architectures")
     if architectures is not None and not (isinstance(architectures, list) and all(isinstance(a, str) for a in architectures)):
-        findings.append(_wrong(path, "architectures", "a list of strings", architectures))
+        findings.append(wrong_type(path, "architectures", "a list of strings", architectures))
         fields["architectures"] = None
     if fields.get("model_type") is not None and not isinstance(fields["model_type"], str):
-        findings.append(_wrong(path, "model_type", "a string", fields["model_type"]))
+        findings.append(wrong_type(path, "model_type", "a string", fields["model_type"]))
         fields["model_type"] = None
+
+
+def _a_number_a_layer(value: Any) -> bool:
+    return isinstance(value, list) and bool(value) and all(n is None or isinstance(n, int) for n in value)
 
 
 def _complete(fields: dict[str, Any]) -> None:
@@ -201,17 +208,6 @@ def integer(fields: Mapping[str, Any], *keys: str) -> int | None:
         if isinstance(value, int) and not isinstance(value, bool):
             return value
     return None
-
-
-def _kind(value: Any) -> str:
-    names = {dict: "object", list: "list", str: "string", bool: "boolean", int: "integer", float: "number", type(None): "null"}
-    return names.get(type(value), type(value).__name__)
-
-
-def _wrong(path: str, key: str, expected: str, value: Any) -> Finding:
-    shown = repr(value)
-    shown = shown if len(shown) <= 60 else shown[:57] + "..."
-    return _bad("config-wrong-type", f"{path} has a wrong type in {key}", f"expected: {expected}, found: {_kind(value)} {shown}")
 
 
 def _bad(code: str, message: str, *evidence: str, hint: str | None = None) -> Finding:

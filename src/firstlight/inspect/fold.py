@@ -53,9 +53,14 @@ class Shard(NamedTuple):
 
 
 class Fold:
-    """Accumulates groups over all shards, and per shard a fingerprint of its names."""
+    """Accumulates groups over all shards, and per shard a fingerprint of its names.
 
-    def __init__(self, num_hidden_layers: int | None = None) -> None:
+    watch_names: without an index, names that two files have are looked for. twice: per file how many, and the first of them.
+    """
+
+    def __init__(self, num_hidden_layers: int | None = None, *, watch_names: bool = False) -> None:
+        self.twice: dict[str, tuple[int, list[str]]] = {}
+        self._seen: set[int] | None = set() if watch_names else None
         self.groups: dict[_Key, _Group] = {}
         self.stack_end = num_hidden_layers
         self.shards: dict[str, Shard] = {}
@@ -72,12 +77,21 @@ class Fold:
         """Names grouped by what is left when every digit is 0, and by size; also counts them into the shard's fingerprint."""
         listed = list(names)
         self.shard_count += len(listed)
+        if self._seen is not None:
+            self._watch(listed, self._seen)
         before = self.shards[self._file]
         self.shards[self._file] = Shard(before.tensors + len(listed), before.names_hash + sum(map(hash, listed)))
         groups: dict[tuple[bytes, int], list[str]] = defaultdict(list)
         for name, key in zip(listed, zip(_shapes(listed), sizes, strict=True), strict=True):
             groups[key].append(name)
         return groups
+
+    def _watch(self, names: list[str], seen: set[int]) -> None:
+        again = [n for n in names if hash(n) in seen]
+        seen.update(map(hash, names))
+        if again:
+            count, shown = self.twice.get(self._file, (0, []))
+            self.twice[self._file] = (count + len(again), [*shown, *again][:3])
 
     def forget(self, count: int) -> None:
         """Entries that turned out to be no tensors."""

@@ -11,9 +11,11 @@ from firstlight.inspect import text
 from firstlight.inspect.agreement import agreement_findings
 from firstlight.inspect.companions import folder_findings
 from firstlight.inspect.config import EMPTY, Config, integer, normalise, parse_json
+from firstlight.inspect.field_types import checked_quantization, wrong_type
 from firstlight.inspect.headers import Weights, read_weights
 from firstlight.inspect.kv import attention_kind, kv_bytes_per_token, kv_cache_groups
 from firstlight.inspect.quant import kv_quantization, quant_spec
+from firstlight.inspect.safetensors import not_readable
 from firstlight.inspect.sums import bytes_by_dtype, bytes_by_role, parameters
 
 _JSON = ("config.json", "hf_quant_config.json", "generation_config.json", "tokenizer_config.json")
@@ -53,6 +55,8 @@ def _read_small(source: Source, files: Sequence[FileInfo]) -> _Small:
             result.raw[f.path] = raw
             continue
         value, finding = parse_json(raw, f.path)
+        if finding is None and f.path != "config.json" and not isinstance(value, dict):
+            finding = wrong_type(f.path, "", "an object", value)
         if finding is not None:
             result.findings.append(finding)
         else:
@@ -61,10 +65,8 @@ def _read_small(source: Source, files: Sequence[FileInfo]) -> _Small:
 
 
 def _too_large(f: FileInfo) -> Finding:
-    if f.kind != "file":
-        return Finding(
-            code="broken-link", severity=Severity.BLOCKER, message=f"{f.path} leads nowhere", evidence=["a link without its file"]
-        )
+    if found := not_readable(f, "a small file"):
+        return found[0]
     evidence = [f"expected: at most {_LIMITS.get(f.path, 32 << 20):,} bytes, found: {f.size:,}"]
     return Finding(
         code="json-too-large", severity=Severity.BLOCKER, message=f"{f.path} is far too large for what it should be", evidence=evidence
@@ -85,7 +87,7 @@ def _checkpoint(
     source: Source, files: Sequence[FileInfo], small: _Small, config: Config, weights: Weights, findings: list[Finding]
 ) -> Checkpoint:
     fields = config.fields
-    hf_quant = _table(small.values.get("hf_quant_config.json"))
+    hf_quant = _hf_quant(small.values.get("hf_quant_config.json"), findings)
     kv = kv_cache_groups(fields)
     quant = quant_spec(config.quantization, hf_quant, weights.groups)
     groups = weights.groups
@@ -93,7 +95,7 @@ def _checkpoint(
         from firstlight.inspect.derive.derive import expected_groups  # only here: most checkpoints have their weights
 
         groups, reason = expected_groups(fields, quant, config.quantization)
-        findings += absent(fields, groups, reason)
+        findings += absent(fields, groups, reason, unread=len(weights.files))
     sizes = bytes_by_dtype(groups)
     names = [f.path for f in files]
     tokenizer_config = _table(small.values.get("tokenizer_config.json"))
@@ -164,16 +166,12 @@ def moe_spec(fields: Mapping[str, Any]) -> MoeSpec | None:
     )
 
 
-def absent(fields: Mapping[str, Any], groups: Sequence[Any], reason: str | None) -> list[Finding]:
-    """No weights: said as a warning, and where the tensor groups come from as a note."""
-    found = [
-        Finding(
-            code="weights-absent",
-            severity=Severity.WARNING,
-            message="there are no weights here, only their description",
-            hint="firstlight fetch ORG/NAME brings them",
-        )
-    ]
+def absent(fields: Mapping[str, Any], groups: Sequence[Any], reason: str | None, unread: int = 0) -> list[Finding]:
+    """No weights: said as a warning, and where the tensor groups come from as a note. unread: weight files that say nothing."""
+    message = "there are no weights here, only their description"
+    if unread:
+        message = f"none of the {unread} weight files can be read" if unread > 1 else "the weight file cannot be read"
+    found = [Finding(code="weights-absent", severity=Severity.WARNING, message=message, hint="firstlight fetch ORG/NAME brings them")]
     if groups:
         note = "sizes and shapes are those of the published layout, not read from files"
         family = ", ".join(fields.get("architectures") or [])
@@ -187,6 +185,18 @@ def absent(fields: Mapping[str, Any], groups: Sequence[Any], reason: str | None)
             Finding(code="tensors-unknown", severity=Severity.WARNING, message="the size of the weights is not known", evidence=[reason])
         )
     return found
+
+
+def _hf_quant(value: Any, findings: list[Finding]) -> dict[str, Any] | None:
+    """ModelOpt's own file, its body checked."""
+    if not isinstance(value, dict):
+        return None
+    body = value.get("quantization")
+    if isinstance(body, dict):
+        return value | {"quantization": checked_quantization(body, "hf_quant_config.json", "quantization", findings)}
+    if body is not None:
+        findings.append(wrong_type("hf_quant_config.json", "quantization", "an object", body))
+    return value
 
 
 def _table(value: Any) -> dict[str, Any] | None:

@@ -1,5 +1,6 @@
 """The headers of all shards of a folder, read and folded, and the index held against them."""
 
+import re
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -11,12 +12,14 @@ from firstlight.core.ports import FileInfo, Source
 from firstlight.inspect.fold import Fold, Shard
 from firstlight.inspect.index import index_findings, read_index
 from firstlight.inspect.parallel import Child, may_fork
-from firstlight.inspect.safetensors import LENGTH_BYTES, HeaderError, header_length, problem, read_header
+from firstlight.inspect.safetensors import LENGTH_BYTES, HeaderError, header_length, not_readable, problem, read_header
 from firstlight.inspect.sums import group_bytes
 
 FIRST_READ = 1 << 16
+LONG_HEADER = 8 << 20
 BATCH = 8 << 20  # bytes of first reads held at once
 INDEX = "model.safetensors.index.json"
+_NUMBERED = re.compile(r"(?P<stem>.+)-\d{5}-of-(?P<count>\d{5})\.safetensors$")
 LARGE_INDEX = 8 << 20  # from about 70,000 tensors on a second process pays
 Indexed = tuple[dict[str, Shard], Finding | None] | None
 
@@ -35,7 +38,7 @@ def read_weights(source: Source, files: Sequence[FileInfo], num_hidden_layers: i
     """Every .safetensors at the top of the folder, folded into groups, and the index held against them."""
     shards, aside = _shards(files)
     index = next((f for f in files if f.path == INDEX), None)
-    fold = Fold(num_hidden_layers)
+    fold = Fold(num_hidden_layers, watch_names=index is None and len(shards) > 1)
     if index is not None and index.size > LARGE_INDEX and source.root is not None and _is_local(source) and may_fork():
         findings, indexed = _in_two(source, shards, index, fold)
     else:
@@ -109,30 +112,33 @@ def _batch(source: Source, shards: Sequence[FileInfo], window: int, findings: li
     firsts: list[tuple[FileInfo, bytes, int]] = []
     for info, first in zip(shards, source.read_many([(f.path, 0, min(window, f.size)) for f in shards]), strict=True):
         try:
-            firsts.append((info, first, LENGTH_BYTES + header_length(first, info.path, info.size)))
+            length = header_length(first, info.path, info.size)
+            # a very long header is read again from its start: never two copies of it in memory
+            firsts.append((info, b"" if length > LONG_HEADER else first[LENGTH_BYTES : LENGTH_BYTES + length], length))
         except HeaderError as e:
             findings.append(e.finding)
-    rests = iter(source.read_many([(f.path, len(first), end - len(first)) for f, first, end in firsts if end > len(first)]))
-    for info, first, end in firsts:
-        raw = first + next(rests) if end > len(first) else first
-        if len(raw) < end:
-            found = f"expected: {end:,} bytes, found: {len(raw):,}"
+    wanted = [(f.path, LENGTH_BYTES + len(first), length - len(first)) for f, first, length in firsts if len(first) < length]
+    rests = iter(source.read_many(wanted))
+    for info, first, length in firsts:
+        raw = first if len(first) == length else first + next(rests) if first else next(rests)
+        if len(raw) < length:
+            found = f"expected: {length:,} bytes, found: {len(raw):,}"
             findings.append(problem("shard-truncated", f"{info.path} ends inside its header", found, hint="download it again"))
         else:
-            yield info, raw[LENGTH_BYTES:end]
+            yield info, raw
 
 
 def _unusable(info: FileInfo, findings: list[Finding]) -> bool:
-    if info.kind == "link":
-        findings.append(problem("broken-link", f"{info.path} is a link that leads nowhere", hint="download it again"))
-    elif info.kind != "file":
-        findings.append(problem("not-a-file", f"{info.path} is not a regular file"))
-    return info.kind != "file"
+    found = not_readable(info, "weights")
+    findings += found
+    return bool(found)
 
 
 def _read_index(source: Source, index: FileInfo | None) -> Indexed:
     if index is None:
         return None
+    if found := not_readable(index, "an index"):
+        return {}, found[0]
     return read_index(lambda offset, length: source.read(index.path, offset, length), index.size, index.path)
 
 
@@ -146,9 +152,24 @@ def _compare(indexed: Indexed, index: FileInfo | None, shards: Sequence[FileInfo
 
 
 def _without_index(shards: Sequence[FileInfo], fold: Fold) -> list[Finding]:
-    if len(shards) < 2:
-        return []
-    message = f"{len(shards)} weight files and no {INDEX}"
-    return [
-        Finding(code="index-missing", severity=Severity.WARNING, message=message, evidence=[f"{len(fold.shards)} headers could be read"])
+    found = _missing_numbers([f.path for f in shards])
+    found += [
+        problem("tensor-duplicate", f"{count:,} tensor name(s) of {file} are in another file, too", *names)
+        for file, (count, names) in fold.twice.items()
     ]
+    if len(shards) > 1:
+        message = f"{len(shards)} weight files and no {INDEX}"
+        evidence = [f"{len(fold.shards)} headers could be read"]
+        found.append(Finding(code="index-missing", severity=Severity.WARNING, message=message, evidence=evidence))
+    return found
+
+
+def _missing_numbers(names: Sequence[str]) -> list[Finding]:
+    """Files that the others' own names count: `model-00002-of-00003`."""
+    matches = [m for m in map(_NUMBERED.match, names) if m]
+    wanted = {f"{m['stem']}-{n:05d}-of-{m['count']}.safetensors" for m in matches for n in range(1, min(int(m["count"]), 10_000) + 1)}
+    missing = sorted(wanted.difference(names))
+    evidence = f"expected: {len(wanted):,} numbered files, found: {len(wanted) - len(missing):,}"
+    shown = [problem("shard-missing", f"{name} is not there", evidence, hint="download it again") for name in missing[:20]]
+    rest = len(missing) - len(shown)
+    return shown + ([problem("shard-missing", f"{rest:,} more numbered files are not there", evidence)] if rest else [])

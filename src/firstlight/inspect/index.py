@@ -11,9 +11,10 @@ import msgspec
 
 from firstlight.core.findings import Finding
 from firstlight.inspect.fold import Shard
-from firstlight.inspect.safetensors import problem
+from firstlight.inspect.safetensors import lfs_pointer, problem
 
-INDEX_LIMIT = 1 << 30
+INDEX_LIMIT = 1 << 30  # 278,219 tensors have 31 MB
+WHOLE_LIMIT = 64 << 20  # of an index that can only be decoded at once
 PIECE = 1 << 20
 _decode_map = msgspec.json.Decoder(dict[str, str]).decode
 
@@ -24,14 +25,26 @@ class _Index(msgspec.Struct):
 
 def read_index(read: Callable[[int, int], bytes], size: int, file: str) -> tuple[dict[str, Shard], Finding | None]:
     """Per file the names' count and hash sum; the finding when the index cannot be read."""
+    if size > INDEX_LIMIT:
+        return {}, _no_index(file, f"expected: at most {INDEX_LIMIT:,} bytes, found: {size:,}")
+    head = read(0, min(size, PIECE))
+    if head.startswith(b"version https://git-lfs"):
+        return {}, lfs_pointer(file, head, "an index")
     try:
-        return _fingerprints(_pieces(read, size)), None
+        return _fingerprints(_pieces(head, read, size)), None
     except (_NotCuttable, msgspec.DecodeError, UnicodeDecodeError):
         pass  # not laid out as every writer lays it out: the whole at once
+    start = f"{size:,} bytes, begins with {head[:40]!r}"
+    if size > WHOLE_LIMIT:
+        return {}, _no_index(file, "expected: a map of tensor names to files", start)
     try:
-        return _fingerprints([msgspec.json.decode(read(0, size), type=_Index).weight_map]), None
+        return _fingerprints([msgspec.json.decode(head if size <= PIECE else read(0, size), type=_Index).weight_map]), None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as e:
-        return {}, problem("index-not-json", f"{file} is not an index", str(e), hint="download it again")
+        return {}, _no_index(file, str(e), start)
+
+
+def _no_index(file: str, *evidence: str) -> Finding:
+    return problem("index-not-json", f"{file} is not an index", *evidence, hint="download it again")
 
 
 def _fingerprints(pieces: Iterable[dict[str, str]]) -> dict[str, Shard]:
@@ -54,8 +67,7 @@ class _NotCuttable(Exception):
     """The map does not begin where it is looked for, or is too small to bother."""
 
 
-def _pieces(read: Callable[[int, int], bytes], size: int) -> Iterator[dict[str, str]]:
-    head = read(0, min(size, PIECE))
+def _pieces(head: bytes, read: Callable[[int, int], bytes], size: int) -> Iterator[dict[str, str]]:
     start = head.find(b'"weight_map"')
     brace = head.find(b"{", start) if start >= 0 else -1
     if brace < 0 or size <= PIECE:
@@ -66,6 +78,8 @@ def _pieces(read: Callable[[int, int], bytes], size: int) -> Iterator[dict[str, 
         at += len(more)
         rest += more
         end = _end_of_map(rest, last=at >= size)
+        if end < 0 and len(rest) > 2 * PIECE and b'",' not in rest[-PIECE:]:
+            raise _NotCuttable  # no name has a megabyte
         cut = end if end >= 0 else rest.rfind(b'",') + 1
         if cut > 0 and b'"' in rest[:cut]:
             last = rest.rindex(b'"', 0, cut) + 1  # without the comma

@@ -105,11 +105,7 @@ def _compressed_tensors(config: Mapping[str, Any], method: str) -> QuantSpec:
     forms = [scheme(g, str(config.get("format") or "")) for g in groups]
     same = len(set(forms)) == 1
     form, bits, group, activation = forms[0] if same else ("mixed", None, None, None)
-    layers = (
-        {}
-        if same
-        else {", ".join(_strings(g.get("targets"))[:4]) or f"group {i}": f[0] for i, (g, f) in enumerate(zip(groups, forms, strict=True))}
-    )
+    layers = {} if same else {_targets(g, i): f[0] for i, (g, f) in enumerate(zip(groups, forms, strict=True))}
     return QuantSpec(
         method=method,
         format=form,

@@ -5,7 +5,7 @@ A piece of at most `PIECE` bytes is decoded (typed), folded by name pattern and 
 """
 
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from math import prod
 from operator import attrgetter, sub
@@ -14,6 +14,7 @@ from typing import Literal
 import msgspec
 
 from firstlight.core.findings import Finding, Severity
+from firstlight.core.ports import FileInfo
 from firstlight.inspect.fold import Fold
 
 LENGTH_BYTES = 8
@@ -67,18 +68,35 @@ def problem(code: str, message: str, *evidence: str, hint: str | None = None, se
     return Finding(code=code, severity=severity, message=message, evidence=list(evidence), hint=hint)
 
 
+def not_readable(info: FileInfo, what: str) -> list[Finding]:
+    """A finding when `info` is no regular file: it is not opened then (a pipe would never answer)."""
+    if info.kind == "link":
+        evidence = (f"expected: {what}, found: a link without its file",)
+        return [problem("broken-link", f"{info.path} is a link that leads nowhere", *evidence, hint="download it again")]
+    if info.kind != "file":
+        return [problem("not-a-file", f"{info.path} is not a regular file", f"expected: {what}, found: a pipe, socket or device")]
+    return []
+
+
 def header_length(first: bytes, file: str, size: int) -> int:
     """N from the first 8 bytes; raises HeaderError for what cannot be a safetensors file of `size` bytes."""
     if size == 0:
-        raise HeaderError(problem("shard-empty", f"{file} has no bytes", hint="download it again"))
+        raise HeaderError(
+            problem("shard-empty", f"{file} has no bytes", "expected: a header and weights, found: 0 bytes", hint="download it again")
+        )
     if first.startswith(b"version https://git-lfs"):
-        raise HeaderError(_lfs_pointer(file, first))
+        raise HeaderError(lfs_pointer(file, first))
     if size < LENGTH_BYTES or len(first) < LENGTH_BYTES:
         raise HeaderError(problem("shard-truncated", f"{file} ends inside its length field", f"expected: at least 8 bytes, found: {size}"))
     length = int.from_bytes(first[:LENGTH_BYTES], "little")
     if length > HEADER_LIMIT:
         raise HeaderError(
-            problem("header-too-large", f"{file} claims an absurd header", f"expected: at most {HEADER_LIMIT:,} bytes, found: {length:,}")
+            problem(
+                "header-too-large",
+                f"{file} claims an absurd header",
+                f"expected: at most {HEADER_LIMIT:,} bytes, found: {length:,}",
+                f"begins with {first[:16]!r}",  # a page of HTML or an archive shows itself here
+            )
         )
     if length > size - LENGTH_BYTES:
         found = f"expected: {length + LENGTH_BYTES:,} bytes or more, found: {size:,}"
@@ -86,9 +104,9 @@ def header_length(first: bytes, file: str, size: int) -> int:
     return length
 
 
-def _lfs_pointer(file: str, text: bytes) -> Finding:
-    size = re.search(rb"size (\d+)", text)
-    expected = f"expected: {int(size[1]):,} bytes of weights" if size else "expected: weights"
+def lfs_pointer(file: str, text: bytes, what: str = "weights") -> Finding:
+    size = re.search(rb"size (\d{1,20})\b", text)
+    expected = f"expected: {int(size[1]):,} bytes of {what}" if size else f"expected: {what}"
     return problem(
         "lfs-pointer", f"{file} is a Git LFS pointer, not the file", f"{expected}, found: a text that names them", hint="git lfs pull"
     )
@@ -111,7 +129,7 @@ def read_header(raw: bytes, file: str, size: int, fold: Fold) -> list[Finding]:
         metadata += entries.pop("__metadata__", None) is not None
         _fold_piece(entries, fold, extent)
     if braces - 1 - metadata != fold.shard_count:
-        extent.duplicate(raw.count(b'"data_offsets"') - fold.shard_count)
+        extent.duplicate(raw, raw.count(b'"data_offsets"') - fold.shard_count)
     return extent.findings(size - LENGTH_BYTES - len(raw))
 
 
@@ -124,21 +142,29 @@ def _pieces(raw: bytes, file: str) -> Iterator[_Entries]:
     while (at := raw.find(b'},"', at)) > 0:
         cuts.append(at + 1)
         at += PIECE
+    if len(cuts) == 1:
+        yield _decode_entries(raw, file)
+        return
+    whole = memoryview(raw)
     for number, (begin, end) in enumerate(zip(cuts, [*cuts[1:], len(raw)], strict=True)):
         head = b"" if number == 0 else b"{"
         tail = b"" if end == len(raw) else b"}"
-        yield _decode_entries(head + raw[begin + (number > 0) : end] + tail, file)
+        yield _decode_entries(b"".join((head, whole[begin + (number > 0) : end], tail)), file)
 
 
 def _decode_entries(raw: bytes, file: str) -> _Entries:
     try:
         return _decode(raw)
     except RecursionError:
-        raise HeaderError(problem("header-too-deep", f"the header of {file} nests too deeply")) from None
+        raise HeaderError(_too_deep(file)) from None
     except (msgspec.ValidationError, UnicodeDecodeError):
         return _decode_slowly(raw, file)
     except msgspec.DecodeError as e:
         raise HeaderError(problem("header-not-json", f"the header of {file} is not JSON", str(e))) from None
+
+
+def _too_deep(file: str) -> Finding:
+    return problem("header-too-deep", f"the header of {file} nests too deeply", "expected: 3 levels, found: more than the parser follows")
 
 
 def _decode_slowly(raw: bytes, file: str) -> _Entries:
@@ -150,7 +176,7 @@ def _decode_slowly(raw: bytes, file: str) -> _Entries:
             result[name] = _AnyTensor() if name == "__metadata__" else _decode_one(one)
         return result  # type: ignore[return-value]
     except RecursionError:
-        raise HeaderError(problem("header-too-deep", f"the header of {file} nests too deeply")) from None
+        raise HeaderError(_too_deep(file)) from None
     except (msgspec.DecodeError, UnicodeDecodeError) as e:
         where = f"tensor {name!r}: {e}" if name else str(e)
         raise HeaderError(problem("header-wrong-shape", f"the header of {file} is not a table of tensors", where)) from None
@@ -209,6 +235,22 @@ def tensor_bytes(dtype: str, shape: tuple[int, ...]) -> int | None:
     return (prod(shape) * bits + 7) // 8
 
 
+def _twice(raw: bytes) -> list[str]:
+    """The names that a header's JSON has more than once; none for a header too long to be read a second time."""
+    import json
+
+    if len(raw) > 8 * PIECE:
+        return []
+    outermost: list[tuple[str, object]] = []
+
+    def pairs(found: list[tuple[str, object]]) -> None:
+        outermost[:] = found  # objects are told inside out: the last is the header itself
+
+    json.loads(raw, object_pairs_hook=pairs)
+    counts = Counter(name for name, _ in outermost)
+    return [repr(name) for name, n in counts.items() if n > 1]
+
+
 class _Extent:
     """What the offsets of one shard cover: begins at 0, no gap, no overlap, ends with the file."""
 
@@ -243,11 +285,11 @@ class _Extent:
     def incomplete(self, name: str) -> None:
         self._report("header-wrong-shape", f"{name!r} in {self.file} lacks dtype, shape or data_offsets")
 
-    def duplicate(self, count: int) -> None:
+    def duplicate(self, raw: bytes, count: int) -> None:
         """count: entries beyond the distinct names; 0 when braces in names misled."""
-        if count <= 0:
-            return
-        self._report("tensor-duplicate", f"{self.file} names {count} tensor(s) twice")
+        if count > 0:
+            evidence = "expected: each name once, found: " + (", ".join(_twice(raw)[:3]) or f"{count} too many")
+            self._report("tensor-duplicate", f"{self.file} names {count} tensor(s) twice", evidence)
 
     def _report(self, code: str, message: str, *evidence: str) -> None:
         """At most 5 findings of a code and shard: one damaged file must not bury the page."""

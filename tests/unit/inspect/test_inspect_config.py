@@ -229,3 +229,43 @@ def test_folder_of_models_names_them(tmp_path):
 
 def test_limits_are_above_what_is_published():
     assert reading.CONFIG_LIMIT > 3_087_083  # MiniMax-M3-NVFP4, the largest known config.json
+
+
+@pytest.mark.parametrize(
+    ("change", "where"),
+    [
+        ({"quantization_config": {"quant_method": ["awq"]}}, "quantization_config.quant_method"),
+        ({"quantization_config": {"quant_algo": {"a": 1}}}, "quantization_config.quant_algo"),
+        ({"quantization_config": {"ignore": {"a": 1}}}, "quantization_config.ignore"),
+        ({"quantization_config": {"ignore": ["lm_head", None]}}, "quantization_config.ignore"),
+        ({"quantization_config": {"config_groups": [1]}}, "quantization_config.config_groups"),
+        ({"quantization_config": {"config_groups": {"g": 1}}}, "quantization_config.config_groups.g"),
+        ({"quantization_config": {"config_groups": {"g": {"weights": [1]}}}}, "quantization_config.config_groups.g.weights"),
+        ({"quantization_config": {"config_groups": {"g": {"input_activations": "x"}}}}, "quantization_config.config_groups.g.input_activations"),
+        ({"quantization_config": {"config_groups": {"g": {"targets": 3}}}}, "quantization_config.config_groups.g.targets"),
+        ({"text_config": []}, "text_config"),
+        ({"head_dim": []}, "head_dim"),
+        ({"num_key_value_heads": ["8"]}, "num_key_value_heads"),
+    ],
+)  # fmt: skip
+def test_a_wrong_type_anywhere_is_said_and_survived(tmp_path, change, where):
+    method = {"quant_method": "compressed-tensors", "quant_algo": "NVFP4"}
+    if "quantization_config" in change:
+        change = {"quantization_config": method | change["quantization_config"]}
+    write_tiny(tmp_path, **change)
+    found = [f for f in look(tmp_path).findings if f.code == "config-wrong-type"]
+    assert [f.message for f in found] == [f"config.json has a wrong type in {where}"]
+
+
+@pytest.mark.parametrize("name", ["hf_quant_config.json", "tokenizer_config.json", "generation_config.json"])
+def test_companions_that_are_no_objects(tmp_path, name):
+    write_tiny(tmp_path)
+    (tmp_path / name).write_text("[1]")
+    assert next(f for f in look(tmp_path).findings if f.code == "config-wrong-type").message == f"{name} is not an object"
+
+
+def test_a_wrong_body_in_hf_quant_config(tmp_path):
+    write_tiny(tmp_path)
+    (tmp_path / "hf_quant_config.json").write_text('{"quantization": {"quant_algo": 3}}')
+    found = [f.message for f in look(tmp_path).findings if f.code == "config-wrong-type"]
+    assert found == ["hf_quant_config.json has a wrong type in quantization.quant_algo"]

@@ -2,6 +2,7 @@
 
 import json
 import os
+import tracemalloc
 
 import pytest
 from inspect_made import codes, header_of, look, tiny_tensors, write_raw, write_shard, write_sharded, write_tiny
@@ -249,3 +250,101 @@ def test_entries_out_of_order_are_still_right(tmp_path):
     table = json.loads(raw)
     write_raw(tmp_path / "model.safetensors", json.dumps(dict(reversed(table.items()))).encode(), data)
     assert codes(look(tmp_path)) == []
+
+
+INDEX = "model.safetensors.index.json"
+
+
+def _sparse(path, size, head):
+    with path.open("wb") as f:
+        f.write(head)
+        f.truncate(size)
+
+
+@pytest.mark.parametrize("head", [b'{"metadata": {', b'{"weight_map":{"a":"b",'])
+@pytest.mark.parametrize("size", [90 << 20, 3 << 40])
+def test_an_index_that_is_a_bomb(tmp_path, head, size):
+    write_tiny(tmp_path)
+    _sparse(tmp_path / INDEX, size, head)
+    tracemalloc.start()
+    found = _finding(look(tmp_path), "index-not-json")
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert INDEX in found.message
+    assert peak < 64 << 20
+
+
+def test_an_index_that_is_no_file(tmp_path):
+    write_tiny(tmp_path)
+    os.mkfifo(tmp_path / INDEX)
+    found = _finding(look(tmp_path), "not-a-file")
+    assert found.evidence == ["expected: an index, found: a pipe, socket or device"]
+    (tmp_path / INDEX).unlink()
+    (tmp_path / INDEX).symlink_to("nowhere")
+    assert _finding(look(tmp_path), "broken-link").message == f"{INDEX} is a link that leads nowhere"
+    (tmp_path / INDEX).unlink()
+    (tmp_path / INDEX).write_bytes(b"version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 31000000\n")
+    assert _finding(look(tmp_path), "lfs-pointer").evidence[0].startswith("expected: 31,000,000 bytes of an index")
+
+
+def test_a_config_that_is_no_file(tmp_path):
+    write_tiny(tmp_path)
+    (tmp_path / "config.json").unlink()
+    os.mkfifo(tmp_path / "config.json")
+    assert "not-a-file" in codes(look(tmp_path))
+
+
+@pytest.mark.parametrize("present", [1, 2])
+def test_numbered_files_without_an_index(tmp_path, present):
+    write_tiny(tmp_path)
+    (tmp_path / "model.safetensors").unlink()
+    for n, name in list(enumerate(tiny_tensors(), 1))[:present]:
+        write_shard(tmp_path / f"model-{n:05d}-of-00003.safetensors", {name: tiny_tensors()[name]})
+    found = [f for f in look(tmp_path).findings if f.code == "shard-missing"]
+    assert [f.message for f in found] == [f"model-{n:05d}-of-00003.safetensors is not there" for n in range(present + 1, 4)]
+    assert found[0].evidence == [f"expected: 3 numbered files, found: {present}"]
+
+
+def test_a_number_that_is_absurd_is_told_in_short(tmp_path):
+    write_tiny(tmp_path)
+    (tmp_path / "model.safetensors").rename(tmp_path / "model-00001-of-99999.safetensors")
+    found = [f.message for f in look(tmp_path).findings if f.code == "shard-missing"]
+    assert len(found) == 21
+    assert found[-1] == "9,979 more numbered files are not there"
+
+
+def test_the_same_tensor_in_two_shards_without_an_index(tmp_path):
+    write_tiny(tmp_path)
+    (tmp_path / "model.safetensors").unlink()
+    name, *others = tiny_tensors()
+    write_shard(tmp_path / "a.safetensors", tiny_tensors())
+    write_shard(tmp_path / "b.safetensors", {name: tiny_tensors()[name]})
+    found = _finding(look(tmp_path), "tensor-duplicate")
+    assert (found.message, found.evidence) == ("1 tensor name(s) of b.safetensors are in another file, too", [name])
+
+
+def test_a_duplicate_is_named(tmp_path):
+    write_tiny(tmp_path)
+    entry = b'{"dtype":"U8","shape":[4],"data_offsets":[0,4]}'
+    write_raw(tmp_path / "model.safetensors", b'{"a.weight":' + entry + b',"a.weight":' + entry + b"}", 4)
+    assert _finding(look(tmp_path), "tensor-duplicate").evidence == ["expected: each name once, found: 'a.weight'"]
+
+
+def test_a_long_header_is_held_once(tmp_path):
+    """90 MB of header that is no JSON: what it costs is its own length and little more."""
+    write_tiny(tmp_path)
+    _sparse(tmp_path / "model.safetensors", (90 << 20) + 8, (90 << 20).to_bytes(8, "little") + b"{")
+    tracemalloc.start()
+    found = look(tmp_path)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert "header-not-json" in codes(found)
+    assert peak < (90 + 64) << 20
+
+
+def test_weights_that_cannot_be_read_are_not_called_absent(tmp_path):
+    write_tiny(tmp_path)
+    (tmp_path / "model.safetensors").write_bytes(b"<!DOCTYPE html><html><body>Not found</body></html>")
+    found = look(tmp_path)
+    assert _finding(found, "weights-absent").message == "the weight file cannot be read"
+    assert "begins with b'<!DOCTYPE html><'" in _finding(found, "header-too-large").evidence
