@@ -308,7 +308,7 @@ def test_removed_run_folder_is_made_again(runs: Runs) -> None:
     client = runs.start("plain")
     until(client, "ready")
     Path(client.folder, "run.json").write_text('{"kept": true}')
-    time.sleep(6)
+    time.sleep(2.5)  # the supervisor has looked at its folder
     runs.host.remove(client.folder)
     wait_for(lambda: Path(client.folder, "supervisor.json").exists(), seconds=15)
     assert client.status().answering
