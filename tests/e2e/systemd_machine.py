@@ -7,6 +7,7 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -34,12 +35,22 @@ mkdir -p etc/systemd/system etc/systemd/user var/log old run/systemd
 rm -rf var/log/journal
 pivot_root . old
 umount -l /old
+[ -z "$3" ] || "$3" -c "$4"
 cd /etc/systemd/system
 for name in sysinit basic multi-user default network-online shutdown umount final; do
   printf '[Unit]\\nDefaultDependencies=no\\n' >$name.target
 done
-cp /lib/systemd/system/systemd-journald.service /lib/systemd/system/systemd-journald.socket /lib/systemd/system/systemd-journald-dev-log.socket .
-exec env -i container=firstlight PATH="$PATH" SYSTEMD_UNIT_PATH=/etc/systemd/system SYSTEMD_LOG_TARGET=console "$2" --system --unit=default.target
+for name in .service .socket -dev-log.socket; do cp "/lib/systemd/system/systemd-journald$name" .; done
+set -- "$2" --system --unit=default.target
+exec env -i container=firstlight PATH="$PATH" SYSTEMD_UNIT_PATH=/etc/systemd/system SYSTEMD_LOG_TARGET=console "$@"
+"""
+
+# SIOCGIFFLAGS, SIOCSIFFLAGS: the loopback of a new network namespace is down
+_LOOPBACK_UP = """
+import fcntl, socket, struct
+s = socket.socket()
+name, flags = struct.unpack("16sh", fcntl.ioctl(s, 0x8913, struct.pack("16sh14x", b"lo", 0))[:18])
+fcntl.ioctl(s, 0x8914, struct.pack("16sh14x", b"lo", flags | 1))
 """
 
 
@@ -62,8 +73,10 @@ def _cgroup_root() -> Path | None:
 class SystemdMachine:
     """Boots on construction; `run` runs a command inside, `path` is a file inside as seen from here, `close` ends all of it."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, own_network: bool = False) -> None:
+        """own_network: a loopback of its own, so that nothing inside is reached from here but by a way that a test lays."""
         needed()
+        self._net = ["-n"] if own_network else []
         root = _cgroup_root()
         assert root is not None
         self.folder = folder
@@ -73,7 +86,10 @@ class SystemdMachine:
         self._log = folder / "systemd.log"
         with open(self._log, "wb") as log:
             self._process = subprocess.Popen(
-                ["unshare", "-m", "-p", "-f", "-C", "-u", "--kill-child", "sh", "-c", _INIT, "sh", str(folder / "mnt"), SYSTEMD],
+                [
+                    *["unshare", "-m", "-p", "-f", "-C", "-u", *self._net, "--kill-child", "sh", "-c", _INIT],
+                    *["sh", str(folder / "mnt"), SYSTEMD, sys.executable if own_network else "", _LOOPBACK_UP],
+                ],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -91,6 +107,7 @@ class SystemdMachine:
         while time.monotonic() < deadline:
             self.pid = self.pid or self._child()
             if self.pid and self.run("systemctl", "is-system-running").stdout.strip() in ("running", "degraded"):
+                self.run("systemctl", "start", "systemd-journald.socket", "systemd-journald.service")
                 return
             if self._process.poll() is not None:
                 break
@@ -104,7 +121,7 @@ class SystemdMachine:
 
     def run(self, *argv: str, env: Mapping[str, str] | None = None, seconds: float = 120) -> "subprocess.CompletedProcess[str]":
         """Never raises for an exit status. The environment is the caller's own plus `env`."""
-        enter = ["nsenter", "-t", str(self.pid), "-m", "-p", "-C", "-u", "--"]
+        enter = self.enter()
         unset = {k: v for k, v in os.environ.items() if k not in ("NOTIFY_SOCKET", "INVOCATION_ID", "XDG_RUNTIME_DIR")}
         return subprocess.run(
             [*enter, *argv],
@@ -115,6 +132,9 @@ class SystemdMachine:
             timeout=seconds,
             check=False,
         )
+
+    def enter(self) -> list[str]:
+        return ["nsenter", "-t", str(self.pid), "-m", "-p", "-C", "-u", *self._net, "--"]
 
     def path(self, inside: str | Path) -> Path:
         return Path(f"/proc/{self.pid}/root{inside}")

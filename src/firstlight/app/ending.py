@@ -17,7 +17,7 @@ SUPERVISOR_SECONDS = 5.0
 def end(folder: RunFolder, *, kill: bool = False) -> Run:
     """Stops whatever lives of the run, supervised or orphaned. Raises FirstlightError `not-clean` when something stays."""
     run = reconcile(folder)
-    client = SupervisorClient(open_host(run.host), str(folder.attempt))
+    client = SupervisorClient(open_host(run.host), folder.attempt_there)
     proof = _proof(client, kill) if _lives(client, run) else None
     if proof is not None and proof.get("clean") is False:
         raise FirstlightError(

@@ -48,7 +48,17 @@ def _of_run(ref: str, key_file: str | None) -> Target:
     run = folder.run
     if run.endpoint is None:
         raise UsageError("run-not-serving", f"the run {run.name} has no endpoint", evidence=(f"state: {run.state}",), hint="firstlight up")
-    return Target(run.endpoint, key_from(key_file or run.endpoint.api_key_file), folder)
+    return Target(_near(run.endpoint, run.host), key_from(key_file or run.endpoint.api_key_file), folder)
+
+
+def _near(endpoint: Endpoint, host: str) -> Endpoint:
+    """A run on another host is reached through ssh."""
+    if host == "local":
+        return endpoint
+    from firstlight.app.elsewhere import reached_for_good
+    from firstlight.probe.hosts import open_host
+
+    return reached_for_good(endpoint, open_host(host))
 
 
 async def _discovered(base: str, model: str | None, key: str | None) -> Endpoint:

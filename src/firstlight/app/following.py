@@ -50,5 +50,5 @@ def _session(folder: RunFolder) -> Session:
     )
     session.launch = folder.try_load(LaunchSpec, "launch.json")
     session.endpoint = run.endpoint
-    session.supervisor = SupervisorClient(host, str(folder.attempt))
+    session.supervisor = SupervisorClient(host, folder.attempt_there)
     return session

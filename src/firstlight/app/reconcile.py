@@ -27,7 +27,7 @@ def _look(folder: RunFolder, run: Run) -> tuple[RunState, str | None]:
 
     busy = RunStore().claimed(run.name)
     try:
-        status = SupervisorClient(open_host(run.host), str(folder.attempt)).status()
+        status = SupervisorClient(open_host(run.host), folder.attempt_there).status()
     except FirstlightError as e:
         if e.code != "never-supervised":
             raise
@@ -60,7 +60,7 @@ def _unsupervised(folder: RunFolder, run: Run, recorded: str) -> tuple[RunState,
 
     if recorded in ("stopped", "failed"):
         return RunState(recorded), run.reason
-    found = find_processes(open_host(run.host), str(folder.attempt))
+    found = find_processes(open_host(run.host), folder.attempt_there)
     if found.supervised:
         return run.state, "the supervisor does not answer"
     if found.processes:

@@ -86,7 +86,7 @@ async def rehearse_plan(
     if session.folder is None or session.machine is None or session.install is None:
         raise FirstlightError("no-run-folder", "a rehearsal needs a run folder, a machine and an engine")
     spec = starting.make_launch(session)
-    folder = str(session.folder.path)
+    folder = session.folder.run.host_folder or str(session.folder.path)
     report = await asyncio.to_thread(
         rehearse,
         spec,

@@ -5,6 +5,7 @@ import shlex
 
 import click
 
+from firstlight.app.elsewhere import tunnel_line
 from firstlight.app.output import emit
 from firstlight.app.session import Session
 from firstlight.app.stages import prove
@@ -25,6 +26,8 @@ def print_report(session: Session) -> None:
     if session.bench and session.bench.promises:
         click.echo()
         _promises(session.bench)
+    way = tunnel_line(endpoint, session.host)
+    click.echo(f"\n{'from here':10} {way}") if way else None
     click.echo(f"\n{'try it':10} {curl_line(endpoint)}")
     _rows([("next" if i == 0 else "", f"firstlight {verb}") for i, verb in enumerate(NEXT.format(name=session.name).split(" | "))])
 

@@ -95,6 +95,16 @@ class RunFolder:
     def log(self) -> Path:
         return self.attempt / "engine.log"
 
+    @property
+    def attempt_there(self) -> str:
+        """The same folder on the run's own host, which may not be this machine: what its supervisor and engine write is there."""
+        run = self.run
+        return f"{run.host_folder or self.path}/attempts/{run.attempt}"
+
+    @property
+    def log_there(self) -> str:
+        return f"{self.attempt_there}/engine.log"
+
 
 def _unwritable(path: Path, error: OSError) -> FirstlightError:
     return FirstlightError(

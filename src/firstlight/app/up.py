@@ -6,6 +6,7 @@ from contextlib import suppress
 import msgspec
 
 from firstlight.app import flow, heal
+from firstlight.app.elsewhere import folder_there
 from firstlight.app.reconcile import reconcile
 from firstlight.app.session import Session
 from firstlight.app.stages import start
@@ -71,6 +72,8 @@ async def _fresh(session: Session) -> None:
     asked = session.intent
     session.save(asked, "intent.json")
     try:
+        if not session.host.is_local:
+            session.folder.update(host_folder=folder_there(session.host, session.folder.path.name))
         await flow.run_stages(session, flow.stages_between("inspect", "fetch"))
         session.folder.update(plan_digest=start.plan_digest(session, asked))
         await heal.start_with_remedies(session)
@@ -110,7 +113,7 @@ def stop_engine(session: Session) -> None:
 
 def _supervisor(session: Session) -> SupervisorClient:
     assert session.folder is not None
-    return SupervisorClient(session.host, str(session.folder.attempt))
+    return SupervisorClient(session.host, session.folder.attempt_there)
 
 
 async def _stay(session: Session) -> None:

@@ -63,7 +63,7 @@ def find_target(name: str) -> Target:
     install = folder.try_load(EngineInstall, "engine-install.json")
     return Target(
         name=run.name,
-        path=str(folder.log),
+        path=folder.log_there,
         host=run.host,
         pid=run.engine_process.pid if run.engine_process and run.state not in TERMINAL else None,
         engine=launch.engine if launch else run.engine or "auto",

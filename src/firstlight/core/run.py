@@ -87,7 +87,9 @@ class ProcessRef(Struct, frozen=True, kw_only=True):
 
 
 class Run(Struct, frozen=True, kw_only=True):
-    """The run's own record (`run.json`). plan_digest: the same digest is the same plan."""
+    """The run's own record (`run.json`). plan_digest: the same digest is the same plan. host_folder: the run's folder on its host, where
+    that is not `folder`.
+    """
 
     id: str
     name: str
@@ -106,3 +108,4 @@ class Run(Struct, frozen=True, kw_only=True):
     verified: float | None = None
     reason: str | None = None
     exit_code: int | None = None
+    host_folder: str | None = None

@@ -102,8 +102,12 @@ class SshHost:
     def _lost(self, stderr: bytes) -> HostError:
         return HostError("host-unreachable", f"{self._target}: the connection was lost while a command ran", evidence=_tail(stderr))
 
+    def argv(self, *options: str) -> list[str]:
+        """The plain ssh command line to this host; its last two words are `--` and the target. ssh takes the first of equal options."""
+        return ["ssh", *options, *self._options, *self._flags, "--", self._target]
+
     def _ssh(self, script: bytes) -> subprocess.Popen[bytes]:
-        argv = ["ssh", *self._options, *self._flags, "--", self._target, entry(script)]
+        argv = [*self.argv(), entry(script)]
         try:
             return subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True)
         except OSError:

@@ -2,11 +2,17 @@
 
 import sys
 import time
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
+if TYPE_CHECKING:
+    from firstlight.app.store import RunFolder
+    from firstlight.core.ports import Host
+
 FOLLOW_SECONDS = 0.1
+FOLLOW_SECONDS_ELSEWHERE = 1.0
+PIECE = 1 << 20
 
 
 @click.command("logs", short_help="an engine's full log")
@@ -14,43 +20,43 @@ FOLLOW_SECONDS = 0.1
 @click.option("-f", "--follow", is_flag=True, help="Keep printing what comes, until the run is over.")
 @click.option("-n", "--tail", type=int, default=None, help="Only the last N lines.")
 def command(run: str, follow: bool, tail: int | None) -> int:
-    """Prints the engine's log of RUN (a name, an id, its beginning, or a folder), byte for byte."""
+    """Prints the engine's log of RUN (a name, an id, its beginning, or a folder), byte for byte, wherever it runs."""
     from firstlight.app.store import RunStore
+    from firstlight.probe.hosts import open_host
 
     folder = RunStore().find(run)
-    position = _print_from(folder.log, _start(folder.log, tail))
-    while follow and not _over(folder.path):
-        time.sleep(FOLLOW_SECONDS)
-        position = _print_from(folder.log, position)
-    _print_from(folder.log, position)
+    host, path = open_host(folder.run.host), folder.log_there
+    position = _print_from(host, path, _start(host, path, tail))
+    while follow and not _over(folder):
+        time.sleep(FOLLOW_SECONDS if host.is_local else FOLLOW_SECONDS_ELSEWHERE)
+        position = _print_from(host, path, position)
+    _print_from(host, path, position)
     return 0
 
 
-def _start(log: Path, tail: int | None) -> int:
+def _start(host: "Host", path: str, tail: int | None) -> int:
     """The byte where the last `tail` lines begin."""
-    if tail is None or not log.exists():
+    if tail is None or host.stat(path) is None:
         return 0
-    data = log.read_bytes()
+    data = host.read(path)
     lines = data.splitlines(keepends=True)
     return len(data) - sum(map(len, lines[-tail:] if tail else []))
 
 
-def _print_from(log: Path, position: int) -> int:
+def _print_from(host: "Host", path: str, position: int) -> int:
     """Prints what lies behind `position` and returns the new one; a rotated log starts again at 0."""
-    if not log.exists():
+    found = host.stat(path)
+    if found is None:
         return position
-    with open(log, "rb") as f:
-        if f.seek(0, 2) < position:
-            position = 0
-        f.seek(position)
-        while chunk := f.read(1 << 20):
-            sys.stdout.buffer.write(chunk)
-        sys.stdout.flush()
-        return f.tell()
+    position = 0 if found.size < position else position
+    while position < found.size and (piece := host.read(path, position, PIECE)):
+        sys.stdout.buffer.write(piece)
+        position += len(piece)
+    sys.stdout.flush()
+    return position
 
 
-def _over(folder: Path) -> bool:
-    from firstlight.app.store import RunFolder
+def _over(folder: "RunFolder") -> bool:
     from firstlight.core.run import TERMINAL
 
-    return RunFolder(folder).run.state in TERMINAL
+    return folder.run.state in TERMINAL

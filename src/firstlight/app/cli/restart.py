@@ -15,7 +15,7 @@ def command(run: str) -> int:
     from firstlight.probe.hosts import open_host
 
     folder = RunStore().find(run)
-    client = SupervisorClient(open_host(folder.run.host), str(folder.attempt))
+    client = SupervisorClient(open_host(folder.run.host), folder.attempt_there)
     position = max((e.byte for e in client.past_events()), default=0)
     client.restart()
     return asyncio.run(follow(folder, from_byte=position))

@@ -2,10 +2,11 @@
 
 import asyncio
 
-from firstlight.app.places import cache_folder
+from firstlight.app.elsewhere import places_of
 from firstlight.app.session import Session
 from firstlight.app.stages import look
 from firstlight.core.answer import EngineAnswer
+from firstlight.core.errors import FirstlightError
 from firstlight.core.findings import Finding, Severity
 from firstlight.core.units import gib
 
@@ -14,7 +15,10 @@ async def ask(session: Session) -> str:
     """Asks the installed build about the plan, and plans again with its answer. An engine that cannot be asked costs nothing."""
     if because := _not_needed(session):
         return because
-    answer = await asyncio.to_thread(_ask, session)
+    try:
+        answer = await asyncio.to_thread(_ask, session)
+    except FirstlightError as e:
+        return f"not asked: {e.message}"
     session.answer = answer
     session.save(answer, "answer.json")
     session.add([*answer.findings, *_refusal(answer)])
@@ -45,7 +49,7 @@ def _ask(session: Session) -> EngineAnswer:
         candidate=session.best,
         install=session.install,
         wheel=None,
-        cache=str(cache_folder() / "ask"),
+        cache=f"{places_of(session.host).cache}/ask",
         on_step=lambda text: _tell(session, text),
     )
 
@@ -77,7 +81,8 @@ def _summary(answer: EngineAnswer) -> str:
     if answer.refusal is not None:
         return f"{answer.engine} refuses: {answer.refusal.strip().splitlines()[-1][:120]}"
     if answer.per_gpu is None:
-        return "the engine could not be asked; the computed plan stands"
+        why = next((f.message for f in answer.findings), "no figures")
+        return f"no answer ({why}); the computed plan stands"
     chosen = ", ".join(dict.fromkeys(b.chosen for b in answer.backends if b.chosen))
     weights = answer.per_gpu.weights.mid
     return f"weights {gib(weights)} a GPU · {chosen}" if chosen else f"weights {gib(weights)} a GPU"

@@ -1,10 +1,12 @@
 """What can be known before anything starts: inspect, probe, preflight, plan."""
 
 import asyncio
+import os
 
 import msgspec
 
-from firstlight.app.places import cache_folder, data_folder, state_folder
+from firstlight.app.elsewhere import hub_environ, places_of
+from firstlight.app.places import data_folder
 from firstlight.app.session import Session
 from firstlight.app.stages import describe, fitting, stale
 from firstlight.app.stages.yielding import yielded
@@ -38,7 +40,7 @@ async def _preset_file(session: Session) -> Fetched:
     from firstlight.fetch.fetch import estimate
 
     if session.options.dry_run:
-        expected = await estimate(session.intent.model, env=session.host.environ())
+        expected = await estimate(session.intent.model, env=os.environ)
         if expected.bytes_to_fetch != 0:
             raise FirstlightError(
                 "not-fetched",
@@ -53,14 +55,15 @@ def _read_checkpoint(session: Session, where: str) -> Checkpoint:
     from firstlight.inspect.checkpoint import inspect as inspect_source
     from firstlight.inspect.sources import open_source
 
-    return inspect_source(open_source(where, session.host, env=session.host.environ()))
+    return inspect_source(open_source(where, session.host, env=hub_environ(session.host)))
 
 
 async def probe(session: Session) -> str:
     from firstlight.probe.engines import find_engines
     from firstlight.probe.machine import probe_machine
 
-    places = (session.model.path, str(cache_folder()), str(state_folder()))
+    there = places_of(session.host)
+    places = (session.model.path, there.cache, there.state)
     paths = [p for p in places if p and session.host.stat(p) is not None]
     hints = engine_hints(session.host, session.intent.engine_python)
     machine = await asyncio.to_thread(probe_machine, session.host, paths=paths, raw=session.raw)

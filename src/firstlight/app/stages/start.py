@@ -6,6 +6,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
+from firstlight.app.elsewhere import places_of, ship_key
 from firstlight.app.landed import check_landed
 from firstlight.app.places import cache_folder
 from firstlight.app.session import Session
@@ -19,6 +20,7 @@ from firstlight.core.units import format_bytes
 from firstlight.launch.caches import with_caches
 from firstlight.launch.client import Alive, Options, Restart, start
 from firstlight.launch.headstart import plan_head_start
+from firstlight.probe.local import LocalHost
 
 CONSENT_BYTES = 10**9
 FIRST_PORT = 8000
@@ -51,26 +53,43 @@ async def fetch_model(session: Session) -> Fetched:
     await _consent_to_fetch(session)
     if session.folder:
         session.folder.update(state=RunState.FETCHING)
-    return await fetch_files(
+    fetched = await fetch_files(
         session.intent.model,
         on_progress=_fetch_progress(session),
-        env=session.host.environ(),
+        env=_environ_here(),
         validate=check_landed,
         cache=str(cache_folder()),
     )
+    return await _there(session, fetched)
+
+
+async def _there(session: Session, fetched: Fetched) -> Fetched:
+    """A host that is not this machine gets a copy: it may have no way to the hub, and needs nothing of ours installed."""
+    if session.host.is_local:
+        return fetched
+    from firstlight.app.elsewhere import ship_model
+
+    session.emitter.emit("phase", name=f"copying to {session.host.name}")
+    return msgspec.structs.replace(fetched, path=await asyncio.to_thread(ship_model, session.host, fetched.path))
+
+
+def _environ_here() -> dict[str, str]:
+    """Downloads happen on this machine, whatever the host of the run."""
+    return dict(LocalHost().environ())
 
 
 async def fetch_small(session: Session, include: tuple[str, ...]) -> Fetched:
     """Only the files that describe the model: what a start with dummy weights reads."""
     from firstlight.fetch.fetch import fetch as fetch_files
 
-    return await fetch_files(session.intent.model, include=include, on_progress=_fetch_progress(session), env=session.host.environ())
+    small = await fetch_files(session.intent.model, include=include, on_progress=_fetch_progress(session), env=_environ_here())
+    return await _there(session, small)
 
 
 async def _consent_to_fetch(session: Session) -> None:
     from firstlight.fetch.fetch import estimate
 
-    expected = await estimate(session.intent.model, env=session.host.environ())
+    expected = await estimate(session.intent.model, env=_environ_here())
     missing = expected.bytes_to_fetch
     session.add(expected.findings)
     if missing is None or missing > CONSENT_BYTES:
@@ -96,7 +115,8 @@ async def overlay(session: Session) -> str:
         return "not needed"
     from firstlight.launch.overlay import lay_overlay
 
-    session.overlay = await asyncio.to_thread(lay_overlay, session.host, session.model, spec, root=str(cache_folder() / "overlays"))
+    root = f"{places_of(session.host).cache}/overlays"
+    session.overlay = await asyncio.to_thread(lay_overlay, session.host, session.model, spec, root=root)
     session.save(session.overlay, "overlay.json")
     changes = [c for f in session.overlay.files for c in f.changes]
     return f"{len(changes)} change{'s' if len(changes) != 1 else ''}: {spec.because}"
@@ -114,9 +134,10 @@ async def launch(session: Session) -> str:
     session.save(session.endpoint, "endpoint.json")
     session.folder.update(state=RunState.STARTING, engine=session.adapter.name, attempt=session.attempt, endpoint=session.endpoint)
     session.save(session.launch, f"attempts/{session.attempt}/launch.json")
-    folder = str(session.folder.attempt)
+    folder = session.folder.attempt_there
+    shipped = await asyncio.to_thread(ship_key, session.host, session.launch, folder)
     session.supervisor = await asyncio.to_thread(
-        start, session.host, folder=folder, spec=session.launch, options=options, run=session.folder.path.name
+        start, session.host, folder=folder, spec=shipped, options=options, run=session.folder.path.name
     )
     status = await asyncio.to_thread(session.supervisor.status)
     session.folder.update(supervisor=status.supervisor, engine_process=status.engine)
@@ -160,7 +181,7 @@ def make_launch(session: Session) -> LaunchSpec:
     )
     if session.machine is None:
         return spec
-    return with_caches(spec, session.install, session.machine, host=session.host, root=str(cache_folder() / "compile"))
+    return with_caches(spec, session.install, session.machine, host=session.host, root=f"{places_of(session.host).cache}/compile")
 
 
 def served_name(session: Session) -> str:
@@ -174,7 +195,8 @@ def served_name(session: Session) -> str:
 def free_port(session: Session) -> int:
     """The first port from 8000 on that nothing on the host listens at and no run of ours has claimed."""
     taken = set(session.machine.ports_in_use if session.machine else [])
-    others = [r for f, r in session.store.scan()[0] if session.folder is None or f.path != session.folder.path]
+    runs = session.store.scan()[0]
+    others = [r for f, r in runs if r.host == session.host.name and (session.folder is None or f.path != session.folder.path)]
     taken |= {urlsplit(r.endpoint.base_url).port or 0 for r in others if r.endpoint and r.state not in TERMINAL}
     return next(p for p in range(FIRST_PORT, 65536) if p not in taken)
 

@@ -4,12 +4,13 @@ import asyncio
 import json
 import threading
 import time
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Any
 
 from firstlight.app.session import Session
 from firstlight.core.diagnosis import Cause, Diagnosis
-from firstlight.core.errors import EngineError, FirstlightError
+from firstlight.core.errors import EngineError, FirstlightError, HostError
+from firstlight.core.ports import Host
 from firstlight.core.run import RunState
 from firstlight.core.units import format_seconds
 from firstlight.watch.eta import Eta, phase_seconds
@@ -19,6 +20,9 @@ from firstlight.watch.stall import Stall
 from firstlight.watch.state import EngineLog
 
 LOOK_SECONDS = 0.05
+AGAIN_SECONDS = 0.5
+UNREACHABLE_SECONDS = 600.0
+LOST = frozenset({"host-unreachable", "command-timeout"})
 STATES = {
     "loading": RunState.LOADING,
     "compiling": RunState.COMPILING,
@@ -49,12 +53,17 @@ class LogTail:
         self.host, self.path, self.position = session.host, path, 0
 
     def read(self) -> bytes:
-        info = self.host.stat(self.path)
-        if info is None or info.size == self.position:
-            return b""
-        if info.size < self.position:
-            self.position = 0
-        data = self.host.read(self.path, self.position, 8 << 20)
+        try:
+            info = self.host.stat(self.path)
+            if info is None or info.size == self.position:
+                return b""
+            if info.size < self.position:
+                self.position = 0
+            data = self.host.read(self.path, self.position, 8 << 20)
+        except HostError as e:
+            if e.code not in LOST:
+                raise
+            return b""  # a lost connection: read on from the same byte
         self.position += len(data)
         return data
 
@@ -63,7 +72,7 @@ async def watch(session: Session, *, from_byte: int = 0) -> str:
     """Waits on the supervisor's events from `from_byte` on; the log's lines become events of the run meanwhile. Raises EngineFailed."""
     if session.folder is None or session.supervisor is None:
         raise FirstlightError("no-launch", "nothing has been launched", hint="run the launch stage first")
-    tail = LogTail(session, str(session.folder.log))
+    tail = LogTail(session, session.folder.log_there)
     follower = make_follower(session)
     queue = supervisor_events(session, from_byte)
     while True:
@@ -138,7 +147,7 @@ def supervisor_events(session: Session, from_byte: int = 0) -> "asyncio.Queue[An
 
     def read() -> None:
         try:
-            for event in session.supervisor.events(from_byte):
+            for event in through_cuts(session.supervisor, from_byte):
                 loop.call_soon_threadsafe(queue.put_nowait, event)
             loop.call_soon_threadsafe(queue.put_nowait, None)
         except RuntimeError:
@@ -148,9 +157,30 @@ def supervisor_events(session: Session, from_byte: int = 0) -> "asyncio.Queue[An
     return queue
 
 
+def through_cuts(client: Any, from_byte: int) -> Iterator[Any]:
+    """Every event once; a connection that is lost is made again, and reading goes on from the right byte.
+
+    Ends when the supervisor is gone, or its host cannot be reached for ten minutes.
+    """
+    byte, seen, last = from_byte, False, time.monotonic()
+    while True:
+        try:
+            for event in client.events(byte):
+                byte, last, seen = event.byte, time.monotonic(), event.kind == "ended"
+                yield event
+            gone = seen or client.host.is_local or not client.status().answering
+        except FirstlightError:
+            gone = client.host.is_local
+        if gone and not seen and not client.host.is_local:
+            yield from client.past_events(byte)  # what was written after the cut
+        if gone or time.monotonic() - last > UNREACHABLE_SECONDS:
+            return
+        time.sleep(AGAIN_SECONDS)
+
+
 def supervisor_gone(session: Session) -> EngineError:
     """Somebody ended the supervisor: its engine is ended with it, by the kernel or by the sweep that follows."""
-    record = session.folder.attempt / "supervisor.log" if session.folder else ""
+    record = f"{session.folder.attempt_there}/supervisor.log" if session.folder else ""
     return EngineError(
         "supervisor-killed",
         "the supervisor of this run is gone",
@@ -191,8 +221,10 @@ async def failed(session: Session, data: dict[str, Any]) -> EngineFailed:
     """The diagnosis of a dead engine, written into the run and shown with its decisive lines."""
     assert session.folder is not None
     session.emitter.emit("died", **data)
-    log = session.folder.log
-    text = await asyncio.to_thread(_read, log)
+    log = session.folder.log_there
+    text = await asyncio.to_thread(_read, session.host, log)
+    if not session.host.is_local:
+        session.folder.write(f"attempts/{session.attempt}/engine.log", text)  # a bug report needs it here
     diagnosis = never_started(data)
     if diagnosis is None:
         diagnosis = await asyncio.to_thread(_diagnose, session, text, data.get("returncode"))
@@ -222,10 +254,10 @@ def never_started(data: dict[str, Any]) -> Diagnosis | None:
     return Diagnosis(outcome="failed", phase="spawned", cause=Cause(code=code, title=str(data["message"]), confidence=1.0))
 
 
-def _read(log: Path) -> bytes:
+def _read(host: Host, log: str) -> bytes:
     try:
-        return log.read_bytes()
-    except OSError:
+        return host.read(log)
+    except HostError:
         return b""
 
 

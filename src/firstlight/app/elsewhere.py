@@ -1,0 +1,192 @@
+"""What is different when a run's host is not this machine: its own places, a way to its endpoint, models and keys that move there."""
+
+import atexit
+import os
+import posixpath
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from itertools import pairwise
+from typing import NamedTuple
+from urllib.parse import urlsplit, urlunsplit
+
+import msgspec
+
+from firstlight.app.places import cache_folder, state_folder
+from firstlight.core.errors import FirstlightError, HostError
+from firstlight.core.ports import Host
+from firstlight.core.run import Endpoint, LaunchSpec
+from firstlight.probe.forward import Forward, remote_target
+from firstlight.probe.ssh import SshHost
+
+COPY_SECONDS = 24 * 3600
+
+
+class Places(NamedTuple):
+    """XDG places of a host, for whoever we are there."""
+
+    state: str
+    cache: str
+
+
+_known: dict[str, Places] = {}
+
+
+def places_of(host: Host) -> Places:
+    """Raises HostError; FirstlightError `no-home` where the login has no home folder."""
+    if host.is_local:
+        return Places(state=str(state_folder()), cache=str(cache_folder()))
+    if host.name not in _known:
+        env = host.environ()
+        home = env.get("HOME", "")
+        state, cache = (_xdg(env.get(name, ""), home, default) for name, default in _XDG)
+        _known[host.name] = Places(state=state, cache=cache)
+    return _known[host.name]
+
+
+_XDG = (("XDG_STATE_HOME", ".local/state"), ("XDG_CACHE_HOME", ".cache"))
+
+
+def _xdg(value: str, home: str, default: str) -> str:
+    base = value if value.startswith("/") else posixpath.join(home, default)
+    if not base.startswith("/"):
+        raise FirstlightError("no-home", "the login on that host has no home folder", evidence=(f"HOME={home!r}",))
+    return posixpath.join(base, "firstlight")
+
+
+def hub_environ(host: Host) -> Mapping[str, str]:
+    """A host's own environment (its caches), and from here how the hub is reached: headers are read from this machine."""
+    env = host.environ()
+    return env if host.is_local else {**env, **{k: v for k, v in os.environ.items() if k in _HUB}}
+
+
+_HUB = ("HF_TOKEN", "HF_ENDPOINT", "HF_HUB_OFFLINE", "HTTPS_PROXY", "https_proxy", "NO_PROXY", "no_proxy", "SSL_CERT_FILE")
+
+
+def folder_there(host: Host, run: str) -> str | None:
+    """Where the run's folder is on its own host; None: the same path as here."""
+    return None if host.is_local else posixpath.join(places_of(host).state, "runs", run)
+
+
+class Reached(NamedTuple):
+    """breaks: how often the way to the endpoint was lost since."""
+
+    endpoint: Endpoint
+    breaks: Callable[[], int]
+
+
+@contextmanager
+def reached(endpoint: Endpoint, host: Host) -> Iterator[Reached]:
+    """The endpoint as it is reached from here: through ssh where it listens at another host's loopback. Raises HostError."""
+    if host.is_local:
+        yield Reached(endpoint, lambda: 0)
+        return
+    url = urlsplit(endpoint.base_url)
+    assert isinstance(host, SshHost)
+    forward = Forward(host, url.port or 80, url.hostname or "127.0.0.1")
+    with forward as local:
+        near = msgspec.structs.replace(endpoint, base_url=urlunsplit(url._replace(netloc=f"127.0.0.1:{local}")))
+        yield Reached(near, lambda: forward.breaks)
+
+
+def reached_for_good(endpoint: Endpoint, host: Host) -> Endpoint:
+    """The same for as long as this process lives."""
+    way = reached(endpoint, host)
+    near = way.__enter__().endpoint
+    atexit.register(way.__exit__, None, None, None)
+    return near
+
+
+def tunnel_line(endpoint: Endpoint, host: Host) -> str | None:
+    """The command that brings the endpoint to this machine, to paste; None where it is here already."""
+    if host.is_local:
+        return None
+    port = urlsplit(endpoint.base_url).port
+    return f"ssh -N -L {port}:127.0.0.1:{port} {remote_target(host.name)}"
+
+
+def ship_key(host: Host, spec: LaunchSpec, folder: str) -> LaunchSpec:
+    """The key's file goes to the host, readable by its owner alone; it travels on standard input. Raises FirstlightError."""
+    if host.is_local or not spec.secret_files:
+        return spec
+    shipped = {}
+    for name, path in spec.secret_files.items():
+        try:
+            with open(path, "rb") as file:
+                data = file.read()
+        except OSError as e:
+            raise FirstlightError("api-key-unreadable", "the key file cannot be read", evidence=(f"{path}: {e.strerror}",)) from None
+        shipped[name] = posixpath.join(folder, f"{name.lower()}.key")
+        host.write(shipped[name], data, 0o600)
+    return msgspec.structs.replace(spec, secret_files=shipped)
+
+
+def ship_model(host: Host, path: str) -> str:
+    """Copies a fetched model (a folder or file; links are followed) to the host's cache, resumable. Returns its path there.
+
+    Raises HostError `copy-failed`, `copy-impossible`.
+    """
+    assert isinstance(host, SshHost)
+    target = posixpath.join(places_of(host).cache, "models", _name(path))
+    host.mkdir(posixpath.dirname(target))
+    if shutil.which("rsync") and host.run(["sh", "-c", "command -v rsync"]).ok:
+        return _rsynced(host, path, target)
+    if shutil.which("sftp"):
+        return _put(host, path, target)
+    raise HostError("copy-impossible", f"neither rsync nor sftp can bring the model to {host.name}", hint="install rsync here and there")
+
+
+def _name(path: str) -> str:
+    """The same model gets the same place: its name and its address in the hub cache."""
+    parts = path.rstrip("/").split("/")
+    named = [p for p in parts if p.startswith("models--")]
+    return posixpath.join(named[0], parts[-1]) if named and parts[-1] != named[0] else parts[-1]
+
+
+def _rsynced(host: SshHost, path: str, target: str) -> str:
+    source = path.rstrip("/") + ("/" if os.path.isdir(path) else "")
+    words = host.argv()
+    remote = f"{words[-1]}:{target}"
+    argv = ["rsync", "-aL", "--partial", "--mkpath", "-s", "-e", _shell(words[:-2]), "--", source, remote]
+    done = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, timeout=COPY_SECONDS, check=False)
+    if done.returncode != 0:
+        raise _not_copied(host, path, done.stderr)
+    return target
+
+
+def _put(host: SshHost, path: str, target: str) -> str:
+    """sftp's own quoting: a word in double quotes, with backslashes before quotes and backslashes."""
+    host.mkdir(target) if os.path.isdir(path) else None
+    source = f"{path.rstrip('/')}/." if os.path.isdir(path) else path
+    batch = f"put -r -a {_quoted(source)} {_quoted(target)}\n" if os.path.isdir(path) else f"put {_quoted(source)} {_quoted(target)}\n"
+    words = host.argv()
+    options = [w for w in words[1:-2] if w.startswith("-o")] + [w for i, w in enumerate(words) if w == "-F" or words[i - 1] == "-F"]
+    done = subprocess.run(
+        ["sftp", *options, *_sftp_login(words), "-b", "-", words[-1]],
+        input=batch.encode(), capture_output=True, timeout=COPY_SECONDS, check=False,
+    )  # fmt: skip
+    if done.returncode != 0:
+        raise _not_copied(host, path, done.stderr)
+    return target
+
+
+def _sftp_login(words: list[str]) -> list[str]:
+    """`-l USER` and `-p PORT` in sftp's words."""
+    pairs = dict(pairwise(words))
+    user = [f"-oUser={pairs['-l']}"] if "-l" in pairs else []
+    return [*user, *(["-P", pairs["-p"]] if "-p" in pairs else [])]
+
+
+def _quoted(path: str) -> str:
+    return '"' + path.replace("\\", "\\\\").replace('"', '\\"') + '"'
+
+
+def _shell(words: list[str]) -> str:
+    """rsync splits `-e` at spaces and knows quotes, doubled within."""
+    return " ".join("'" + w.replace("'", "''") + "'" if any(c in w for c in " '\"") else w for w in words)
+
+
+def _not_copied(host: Host, path: str, stderr: bytes) -> HostError:
+    lines = stderr.decode("utf-8", "replace").splitlines()[-4:]
+    return HostError("copy-failed", f"{path} could not be copied to {host.name}", evidence=tuple(lines), hint="try again: it goes on there")

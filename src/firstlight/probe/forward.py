@@ -1,0 +1,76 @@
+"""A port of another host's loopback at a port of ours, through the user's own ssh; it comes back after a cut."""
+
+import socket
+import subprocess
+import threading
+import time
+
+from firstlight.core.errors import HostError
+from firstlight.probe.local import kill_group
+from firstlight.probe.ssh import SshHost
+
+PATIENCE_SECONDS = 20.0
+
+
+def remote_target(name: str) -> str:
+    """`ssh://me@host:22` as a person types it behind `ssh`."""
+    rest = name.removeprefix("ssh://").rstrip("/")
+    login, colon, port = rest.rpartition(":")
+    return f"-p {port} {login}" if colon and port.isdigit() and not rest.endswith("]") else rest
+
+
+class Forward:
+    """Enter gives the local port. breaks: how often the connection was lost. A connection of its own: it ends with this object."""
+
+    def __init__(self, host: SshHost, port: int, address: str = "127.0.0.1") -> None:
+        self.host, self.port, self.address, self.breaks, self.local = host, port, address, 0, 0
+        self._process: subprocess.Popen[bytes] | None = None
+        self._closed = threading.Event()
+
+    def __enter__(self) -> int:
+        """Raises HostError `tunnel-failed`."""
+        with socket.socket() as s:
+            s.bind(("127.0.0.1", 0))
+            self.local = int(s.getsockname()[1])
+        self._start()
+        try:
+            self._wait()
+        except BaseException:
+            self.__exit__()
+            raise
+        threading.Thread(target=self._keep, name="ssh-forward", daemon=True).start()
+        return self.local
+
+    def __exit__(self, *_: object) -> None:
+        self._closed.set()
+        if self._process is not None:
+            kill_group(self._process)
+
+    def _start(self) -> None:
+        wanted = f"127.0.0.1:{self.local}:{f'[{self.address}]' if ':' in self.address else self.address}:{self.port}"
+        options = ("-N", "-L", wanted, "-oExitOnForwardFailure=yes", "-oControlMaster=no", "-oControlPath=none")
+        self._process = subprocess.Popen(
+            self.host.argv(*options), stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True
+        )
+
+    def _wait(self) -> None:
+        """Raises HostError `tunnel-failed`."""
+        assert self._process is not None
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while time.monotonic() < deadline and self._process.poll() is None:
+            with socket.socket() as s:
+                if s.connect_ex(("127.0.0.1", self.local)) == 0:
+                    return
+            time.sleep(0.05)
+        text = self._process.stderr.read() if self._process.poll() is not None and self._process.stderr else b""
+        lines = tuple(text.decode("utf-8", "replace").splitlines()[-3:])
+        raise HostError("tunnel-failed", f"port {self.port} of {self.host.name} cannot be reached through ssh", evidence=lines)
+
+    def _keep(self) -> None:
+        """A cut tunnel is laid again at the same local port."""
+        while not self._closed.is_set():
+            process = self._process
+            if process is None or process.wait() is None or self._closed.wait(0.2):
+                return
+            self.breaks += 1
+            self._start()
