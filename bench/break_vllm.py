@@ -201,14 +201,14 @@ CASES = [
     Case("logging-config", ("logging-config-invalid",), env={"VLLM_LOGGING_CONFIG_PATH": "/nonexistent/log.json"}),
     Case("dp-local", ("bad-flag-combination",), ("--data-parallel-size", "2", "--data-parallel-size-local", "3")),
     Case("stopped", ("stopped-while-starting",), during=send("EngineCore", "Starting to load", signal.SIGTERM)),
-    Case("ulimit-files", ("ulimit-nofile",), prefix=("bash", "-c", 'ulimit -n 48; exec "$@"', "_")),
+    Case("ulimit-files", ("ulimit-nofile",), prefix=("bash", "-c", 'ulimit -n 30; exec "$@"', "_")),
     Case(
         "memory-limit",
         ("host-ram-oom",),
         env={"VLLM_CPU_KVCACHE_SPACE": "8"},
-        prefix=("bash", "-c", 'ulimit -v 9000000; exec "$@"', "_"),
+        prefix=("bash", "-c", 'ulimit -v 5000000; exec "$@"', "_"),
     ),
-    Case("thread-limit", ("ulimit-nproc",), prefix=("bash", "-c", 'ulimit -v 2500000; exec "$@"', "_")),
+    Case("thread-limit", ("ulimit-nproc",), prefix=("bash", "-c", 'ulimit -v 1500000; exec "$@"', "_")),
     Case(
         "shm-small",
         ("shm-too-small",),

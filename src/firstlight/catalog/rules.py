@@ -43,7 +43,8 @@ class Rule(Struct, frozen=True, kw_only=True):
     """One way in which a known condition shows in a log. Several rules may share a code.
 
     role: cause; consequence (of a cause elsewhere); wrapper (hides a cause); symptom (of a wait); benign; exit (by exit status).
-    match: any of; unless: none of, in the same message; frames: any of, unless_frames: none of, in its traceback; with_log: all of, and unless_log: none of,
+    match: any of; unless: none of, in the same message;
+    frames: any of, unless_frames: none of, in its traceback; with_log: all of, and unless_log: none of,
     anywhere in the log; when: a condition on the facts, as `= within(a, b, 0.05)`. phases: where it happens; only_phases: it counts
     nowhere else. info: lines below ERROR count as well.
     fatal: the condition ends the start or the server. yields: often only where another process's failure shows, so that a cause which

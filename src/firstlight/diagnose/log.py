@@ -20,6 +20,13 @@ LINES_KEPT = 20
 ENDED = frozenset({"failed", "stopping", "stopped"})
 _QUIET = frozenset({"INFO", "DEBUG", "WARNING"})
 _LOUD = frozenset({"ERROR", "CRITICAL"})
+_TROUBLE = re.compile(
+    r"error|fail|fatal|cannot|can't|could ?n.t|could not|unable|kill|abort|denied|not found|no such|WARN|exception|out of memory|oom"
+    r"|no space|invalid|unrecognized|unsupported|not supported|in use|terminat|timed out|timeout|too (?:many|old|small)|died|refused"
+    r"|unexpected|missing|exceed|assert|segfault|corrupt|mismatch|incompatible|already|no module|no available|xid|lost|fallen"
+    r"|insufficient|unreachable|must be|is larger than|divisible|\bnan\b",
+    re.IGNORECASE,
+)
 _FRAME = re.compile(r'Traceback|\s*(?:File "|\^|~)|\s{4,}\S')
 
 
@@ -212,8 +219,11 @@ class LogReader:
 
     def _matches(self, unit: Unit) -> list[Match]:
         found = []
+        plain = unit.kind == "line" and unit.logged is None and not _TROUBLE.search(unit.text)
         for rule in self.rules:
-            if rule.role != "benign" and (facts := matched(rule, unit)) is not None:
+            if rule.role == "benign" or (plain and rule.role == "cause" and not rule.info):
+                continue
+            if (facts := matched(rule, unit)) is not None:
                 found.append(Match(rule=rule, facts=facts))
         return found
 

@@ -108,6 +108,7 @@ _PYTHON = re.compile(
     r"(?:(?P<source>[\w.]+\.py:\d+)\s+--\s+|-\s+)?"
 )
 _LLAMA = re.compile(r"(?P<stamp>\d+\.\d\d\.\d\d\d\.\d\d\d) (?P<level>[DIWE]) (?:(?:srv|cmn|slot|que|res|main|cli) +)?")
+_TORCH = re.compile(r"\[(?P<level>[DIWEF])\d{4} (?P<stamp>\d\d:\d\d:\d\d)(?:\.\d+)? (?:\d+ )?(?P<source>[\w.-]+:\d+)\] ?(?:\[c10d\] )?")
 _SGLANG = re.compile(r"\[(?P<stamp>\d{4}-\d\d-\d\d \d\d:\d\d:\d\d(?:\.\d+)?)(?P<ranks>(?: (?:DP|TP|PP|EP|ATTN_\w+?)\d+)*)\] ")
 _RANK = re.compile(r"\[(?:rank|default)(?P<rank>\d+)\]:\s?")
 _SHELL = re.compile(r"\[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\] \[[^\]\s]+\]: ")
@@ -212,14 +213,14 @@ def _process(m: "re.Match[str]") -> str:
 
 def _one(number: int, raw: str) -> Line:
     at, name, pid, stamp = _peel(raw)
-    m = _HEADER.match(raw, at) or _BARE.match(raw, at) or _LLAMA.match(raw, at) or _PYTHON.match(raw, at)
+    m = _HEADER.match(raw, at) or _BARE.match(raw, at) or _LLAMA.match(raw, at) or _TORCH.match(raw, at) or _PYTHON.match(raw, at)
     if m is None:
         return Line(number, _text(raw, at), name, pid, None, stamp, None, stamp is not None)
     found = m.groupdict()
     return Line(number, _text(raw, m.end()), name, pid, _level(found["level"]), found.get("stamp") or stamp, found.get("source"), True)
 
 
-_SHORT = {"D": "DEBUG", "I": "INFO", "W": "WARNING", "E": "ERROR", "WARN": "WARNING", "FATAL": "CRITICAL"}
+_SHORT = {"D": "DEBUG", "I": "INFO", "W": "WARNING", "E": "ERROR", "F": "CRITICAL", "WARN": "WARNING", "FATAL": "CRITICAL"}
 
 
 def _level(level: str) -> str:

@@ -42,6 +42,8 @@ TEXT = "Model loading took 1.5 GiB"
         (f"[2026-10-12 08:00:05 DP1 TP0 EP0] {TEXT}", "DP1_TP0_EP0", None),
         (f"0.00.174.294 E cmn  {TEXT}", None, "ERROR"),
         (f"[rank3]: {TEXT}", "rank3", None),
+        (f"[rank3]:[W1012 08:00:05.250924908 socket.cpp:207] [c10d] {TEXT}", "rank3", "WARNING"),
+        (f"[E1012 08:00:05.25 ProcessGroupNCCL.cpp:632] {TEXT}", None, "ERROR"),
         (f'{{"log":"(Worker_TP0 pid=3) INFO 10-12 08:00:05 [a.py:1] {TEXT}\\n","stream":"stderr"}}', "Worker_TP0", "INFO"),
         (
             f'{{"message":"{TEXT}","levelname":"ERROR","process":3,"vllm_process_name":"EngineCore_DP0","filename":"a.py","lineno":1}}',
