@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable
 from typing import NamedTuple
 
 from firstlight.app import rehearsing
+from firstlight.app.remotecode import consent_to_remote_code
 from firstlight.app.session import Session
 from firstlight.app.stages import asking, beside, look, prove, start, watching
 from firstlight.core.errors import FirstlightError
@@ -82,6 +83,8 @@ async def run_stages(session: Session, stages: list[Stage]) -> None:
             await run_stage(session, stage)
             if stage.name in ("plan", "ask"):
                 look.stop_if_blocked(session)
+            if stage.name == "plan" and not session.options.dry_run:
+                consent_to_remote_code(session)
     finally:
         beat.cancel()
 

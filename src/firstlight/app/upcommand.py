@@ -12,6 +12,7 @@ import msgspec
 from firstlight.app import flow
 from firstlight.app.consent import Consent
 from firstlight.app.emitter import Emitter
+from firstlight.app.keys import generated_key, key_path
 from firstlight.app.plan_options import Planning
 from firstlight.app.progress import JsonLines, LiveProgress, PlainProgress, choose_progress
 from firstlight.app.session import Session, UpOptions
@@ -78,12 +79,12 @@ def make_session(options: dict[str, Any], planning: Planning) -> Session:
 
 
 def _intent(options: dict[str, Any], intent: Intent) -> Intent:
-    key_file = options["api_key_file"]
+    key_file = options["api_key_file"] or _generated(options, intent)
     if options["bind"] not in ("127.0.0.1", "::1", "localhost") and not (key_file or options["allow_open"]):
         raise UsageError(
             "exposed-without-key",
             f"{options['bind']} is reachable by others, and no key was given",
-            hint="--api-key-file FILE, or --allow-open if everybody may use it",
+            hint="--generate-key, --api-key-file FILE, or --allow-open if everybody may use it",
         )
     return msgspec.structs.replace(
         intent,
@@ -98,6 +99,14 @@ def _intent(options: dict[str, Any], intent: Intent) -> Intent:
         gpus=_gpus(options["gpus"]),
         env=dict(_pair(p) for p in options["env"]),
     )
+
+
+def _generated(options: dict[str, Any], intent: Intent) -> str | None:
+    """The path of the name's own key; a dry run makes none."""
+    if not options["generate_key"]:
+        return None
+    name = options["name"] or name_of(intent.model)
+    return str(key_path(name)) if options["dry_run"] else generated_key(name)
 
 
 def _absolute(model: str) -> str:

@@ -126,8 +126,8 @@ def _hardening(deployment: Deployment, options: UnitOptions) -> list[tuple[str, 
         ("ProtectKernelModules", "yes"),
         ("ProtectKernelTunables", "yes"),
     ]
-    lines += [("ReadWritePaths", quote(f"-{p}")) for p in options.writable]
-    return lines + [("ReadOnlyPaths", quote(f"-{p}")) for p in model_places(deployment)]
+    lines += [("ReadWritePaths", quote(f"-{p}", variables=False)) for p in options.writable]
+    return lines + [("ReadOnlyPaths", quote(f"-{p}", variables=False)) for p in model_places(deployment)]
 
 
 def quote(word: str, *, variables: bool = True) -> str:

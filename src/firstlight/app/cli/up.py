@@ -19,6 +19,7 @@ EPILOG = "Stages, in order:\n\n\b\n" + "\n".join(f"  {s.name:10} {s.help}" for s
 @click.option("--bind", default="127.0.0.1", show_default=True, help="Address to listen at.")
 @click.option("--port", type=click.IntRange(1, 65535), help="Port to listen at; the first free one from 8000 when not said.")
 @click.option("--api-key-file", type=click.Path(dir_okay=False), help="File with the key that clients must send.")
+@click.option("--generate-key", is_flag=True, help="Make a key for this name in a file that only you can read, and require it.")
 @click.option("--allow-open", is_flag=True, help="Listen beyond this machine without a key.")
 @click.option("--gpus", metavar="0,1", help="GPUs to use.")
 @click.option("--env", "env", multiple=True, metavar="NAME=VALUE", help="A variable for the engine.")
