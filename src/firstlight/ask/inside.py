@@ -50,9 +50,10 @@ def run_inside(
     Raises ScriptFailed `asking-failed`.
     """
     folder = carry(host, engine, package, cache)
-    argv = [python, "-I", "-c", _START.format(package=package, module=module), folder]
+    argv = [python, "-c", _START.format(package=package, module=module), folder]
     try:
-        done = host.run(argv, stdin=msgspec.json.encode({**request, "timeout": timeout}), timeout=timeout + GRACE)
+        # Not isolated: the launch finds the engine through the same environment. The folder is ours, so that nothing else is imported from it.
+        done = host.run(argv, stdin=msgspec.json.encode({**request, "timeout": timeout}), timeout=timeout + GRACE, cwd=folder)
     except HostError as e:
         raise ScriptFailed("asking-failed", f"the engine's Python gave no answer: {e.message}", evidence=e.evidence) from None
     try:
