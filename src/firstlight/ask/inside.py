@@ -52,7 +52,7 @@ def run_inside(
     folder = carry(host, engine, package, cache)
     argv = [python, "-c", _START.format(package=package, module=module), folder]
     try:
-        # Not isolated: the launch finds the engine through the same environment. The folder is ours, so that nothing else is imported from it.
+        # Not isolated: a launch finds the engine through the same environment. cwd is our folder: nothing else is imported from it.
         done = host.run(argv, stdin=msgspec.json.encode({**request, "timeout": timeout}), timeout=timeout + GRACE, cwd=folder)
     except HostError as e:
         raise ScriptFailed("asking-failed", f"the engine's Python gave no answer: {e.message}", evidence=e.evidence) from None
