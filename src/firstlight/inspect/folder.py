@@ -145,6 +145,8 @@ def _checkpoint(
 def name_of(source: Source) -> str:
     """What the model is called: the last part of the reference, without revision, extension or part number."""
     ref = source.ref.rstrip("/").removeprefix("hf://")
+    if source.root is None:
+        ref = ref.partition("@")[0]  # a revision may have slashes
     last = (source.root or ref).rstrip("/") if ref in (".", "..") else ref
     return last.rpartition("/")[2].partition("@")[0].removesuffix(".gguf") or "model"
 

@@ -52,6 +52,7 @@ class GgufHeader(NamedTuple):
     values: dict[str, Any]
     tensors: list[GgufTensor]
     data_start: int
+    alignment: int = ALIGNMENT
 
 
 class _Cursor:
@@ -148,17 +149,19 @@ def read_gguf(read: Callable[[int, int], bytes], size: int, file: str) -> GgufHe
         _read_value(cursor, key, cursor.number("I"), values)
     tensors = [_read_tensor(cursor) for _ in range(tensor_count)]
     alignment = values.get("general.alignment", ALIGNMENT)
-    if not isinstance(alignment, int) or alignment <= 0 or alignment % 8:
+    if not isinstance(alignment, int) or isinstance(alignment, bool) or alignment <= 0 or alignment & (alignment - 1):
         raise InputError("gguf-invalid", f"{file} has an impossible alignment", evidence=(f"general.alignment: {alignment!r}",))
-    return GgufHeader(version, cursor.order == ">", values, tensors, -(-cursor.position // alignment) * alignment)
+    return GgufHeader(version, cursor.order == ">", values, tensors, padded(cursor.position, alignment), alignment)
 
 
 def _read_start(cursor: _Cursor) -> int:
     first = cursor.window[:0] if cursor.size < 4 else cursor.take(4)
     if first != MAGIC:
         found = "the file is empty" if not cursor.size else f"expected: {MAGIC!r}, found: {first!r}"
-        hint = "git lfs pull" if first == b"vers" else None
-        raise InputError("gguf-wrong-magic", f"{cursor.file} is not a GGUF file", evidence=(found,), hint=hint)
+        if first == b"vers":
+            message = f"{cursor.file} is a Git LFS pointer, not the file"
+            raise InputError("lfs-pointer", message, evidence=(found,), hint="git lfs pull")
+        raise InputError("gguf-wrong-magic", f"{cursor.file} is not a GGUF file", evidence=(found,))
     raw = cursor.take(4)
     version = int.from_bytes(raw, "little")
     if version & 0xFFFF == 0 and version:
@@ -223,6 +226,10 @@ def _read_tensor(cursor: _Cursor) -> GgufTensor:
     kind = cursor.number("I")
     dtype = TYPES[kind][0] if kind in TYPES else f"type-{kind}"
     return GgufTensor(name, dtype, shape, cursor.number("Q"))
+
+
+def padded(size: int, alignment: int) -> int:
+    return -(-size // alignment) * alignment
 
 
 def gguf_bytes(dtype: str, shape: tuple[int, ...]) -> int | None:

@@ -34,12 +34,20 @@ def gguf_config(values: Mapping[str, Any]) -> dict[str, Any]:
         value = values.get(f"{arch}.{key}")
         if value is not None:
             config[name] = value
+    _draft_layers(config)
     _mla(config, arch, values)
     _windows(config, arch, values)
     _layers(config, arch, values)
     if "vocab_size" not in config and "tokenizer.ggml.tokens#length" in values:
         config["vocab_size"] = values["tokenizer.ggml.tokens#length"]
     return config
+
+
+def _draft_layers(config: dict[str, Any]) -> None:
+    """`block_count` counts the draft layers, too; config.json and the KV cache do not (n_layer_kv_from_start in llama-model.cpp)."""
+    layers, drafts = config.get("num_hidden_layers"), config.get("num_nextn_predict_layers")
+    if isinstance(layers, int) and isinstance(drafts, int) and 0 < drafts < layers:
+        config["num_hidden_layers"] = layers - drafts
 
 
 def _mla(config: dict[str, Any], arch: str, values: Mapping[str, Any]) -> None:

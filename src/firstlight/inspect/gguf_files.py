@@ -1,6 +1,7 @@
 """One GGUF, whole or split: its header is all there is to know."""
 
 import posixpath
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -12,7 +13,7 @@ from firstlight.inspect import text
 from firstlight.inspect.config import integer, normalise
 from firstlight.inspect.fold import Fold
 from firstlight.inspect.folder import moe_spec, name_of
-from firstlight.inspect.gguf import GgufHeader, gguf_bytes, read_gguf
+from firstlight.inspect.gguf import BY_NAME, GgufHeader, gguf_bytes, padded, read_gguf
 from firstlight.inspect.gguf_config import file_type, gguf_config
 from firstlight.inspect.kv import attention_kind, kv_bytes_per_token, kv_cache_groups
 from firstlight.inspect.quant import gguf_quant
@@ -60,6 +61,12 @@ def _checkpoint(
 ) -> Checkpoint:
     kv = kv_cache_groups(fields)
     sizes = bytes_by_dtype(groups)
+    named = file_type(values)
+    if named in BY_NAME and sizes and named not in sizes:  # mixes such as Q4_K_M are no type of their own
+        message = "the file's own type is that of none of its tensors"
+        evidence = f"expected: {named}, found: {', '.join(sizes)}"
+        findings.append(problem("quant-config-checkpoint-mismatch", message, evidence, severity=Severity.WARNING))
+        named = None
     return Checkpoint(
         ref=source.ref,
         format="gguf",
@@ -77,13 +84,13 @@ def _checkpoint(
         moe=moe_spec(fields),
         tensor_count=sum(g.count for g in groups),
         shards=len(parts),
-        tensor_bytes=sum(sizes.values()),
+        tensor_bytes=None if any(g.dtype not in BY_NAME for g in groups) else sum(sizes.values()),
         file_bytes=sum(f.size for f in parts),
         parameters=parameters(groups, fields),
         bytes_by_dtype=sizes,
         bytes_by_role=bytes_by_role(groups),
         tensor_groups=groups,
-        quantization=gguf_quant(sizes.items(), file_type(values)),
+        quantization=gguf_quant(sizes.items(), named),
         kv_cache_groups=kv,
         kv_bytes_per_token=kv_bytes_per_token(kv),
         tokenizer=_tokenizer(values),
@@ -107,29 +114,48 @@ def _groups(parts: Sequence[FileInfo], headers: Sequence[GgufHeader], layers: in
 
 
 def _extent(parts: Sequence[FileInfo], headers: Sequence[GgufHeader]) -> list[Finding]:
-    """Tensors end where the file ends; none overlap."""
-    found = []
+    """Tensors lie one after another, padded, and end where the file ends; each name is there once, in whole blocks."""
+    found: list[Finding] = []
+    names: Counter[str] = Counter(t.name for h in headers for t in h.tensors)
+    if twice := [name for name, n in names.items() if n > 1]:
+        message = f"{parts[0].path} names {len(twice):,} tensor(s) twice"
+        found.append(problem("tensor-duplicate", message, f"expected: each name once, found: {', '.join(twice[:3])}"))
     for info, header in zip(parts, headers, strict=True):
-        end = 0
-        for tensor in sorted(header.tensors, key=lambda t: t.offset):
-            size = gguf_bytes(tensor.dtype, tensor.shape)
-            if size is None:
-                found.append(problem("dtype-unknown", f"{tensor.name} in {info.path} has {tensor.dtype}"))
-                break
-            if tensor.offset < end:
-                found.append(
-                    problem(
-                        "offsets-overlap", f"tensors overlap in {info.path}", f"{tensor.name} begins at {tensor.offset:,}, before {end:,}"
-                    )
-                )
-                break
-            end = tensor.offset + size
-        else:
-            missing = header.data_start + end - info.size if header.tensors else 0
-            if missing > 0:
-                detail = f"expected: {info.size + missing:,} bytes, found: {info.size:,} ({missing:,} missing)"
-                found.append(problem("shard-truncated", f"{info.path} is shorter than its header says", detail, hint="download it again"))
+        found += _places(info, header)
     return found
+
+
+def _places(info: FileInfo, header: GgufHeader) -> list[Finding]:
+    end = 0
+    for tensor in sorted(header.tensors, key=lambda t: t.offset):
+        size = gguf_bytes(tensor.dtype, tensor.shape)
+        if size is None:
+            return [problem("dtype-unknown", f"{tensor.name} in {info.path} has {tensor.dtype}", "expected: a type of ggml")]
+        block = BY_NAME[tensor.dtype][0]
+        if tensor.shape and tensor.shape[-1] % block:
+            row = f"expected: rows of whole blocks of {block}, found: rows of {tensor.shape[-1]:,}"
+            return [problem("shape-invalid", f"{tensor.name} in {info.path} cannot be {tensor.dtype}", row)]
+        begin = padded(end, header.alignment)
+        if tensor.offset != begin:
+            code, what = ("offsets-overlap", "tensors overlap in") if tensor.offset < end else ("offsets-gap", "tensors do not adjoin in")
+            where = f"expected: {tensor.name} at {begin:,}, found: at {tensor.offset:,}"
+            return [problem(code, f"{what} {info.path}", where)]
+        end = begin + size
+    return _length(info, header, end) if header.tensors else []
+
+
+def _length(info: FileInfo, header: GgufHeader, end: int) -> list[Finding]:
+    """end: of the last tensor, from the start of the data; the writer may pad it."""
+    missing = header.data_start + end - info.size
+    if missing > 0:
+        detail = f"expected: {info.size + missing:,} bytes, found: {info.size:,} ({missing:,} missing)"
+        return [problem("shard-truncated", f"{info.path} is shorter than its header says", detail, hint="download it again")]
+    surplus = info.size - header.data_start - padded(end, header.alignment)
+    if surplus > 0:
+        detail = f"expected: {info.size - surplus:,} bytes, found: {info.size:,} ({surplus:,} too many)"
+        message = f"{info.path} is longer than its header says"
+        return [problem("shard-too-long", message, detail, severity=Severity.WARNING, hint="download it again")]
+    return []
 
 
 def _split(parts: Sequence[FileInfo], headers: Sequence[GgufHeader]) -> list[Finding]:
@@ -138,10 +164,11 @@ def _split(parts: Sequence[FileInfo], headers: Sequence[GgufHeader]) -> list[Fin
     total = next((h.values["split.tensors.count"] for h in headers if isinstance(h.values.get("split.tensors.count"), int)), None)
     found = sum(len(h.tensors) for h in headers)
     if count is not None and count > 1 and count != len(parts):
+        folder, name = posixpath.split(parts[0].path)
+        missing = sorted(split_names(name) - {posixpath.basename(f.path) for f in parts})
+        evidence = (f"expected: {count} parts, found: {len(parts)}", *(posixpath.join(folder, n) for n in missing[:5]))
         return [
-            problem(
-                "shard-missing", f"{count - len(parts)} part(s) of the split GGUF are missing", f"expected: {count}, found: {len(parts)}"
-            )
+            problem("shard-missing", f"{count - len(parts)} part(s) of the split GGUF are missing", *evidence, hint="download it again")
         ]
     if total is not None and total != found:
         return [

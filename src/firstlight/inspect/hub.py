@@ -3,6 +3,7 @@
 Speaks the Hugging Face hub's API (HF_ENDPOINT, HF_TOKEN). The token goes to the endpoint's own host alone and into no message.
 """
 
+import re
 import time
 import weakref
 from collections import deque
@@ -18,13 +19,14 @@ from firstlight import __version__
 from firstlight.core.errors import FirstlightError, InputError
 from firstlight.core.ports import FileInfo
 from firstlight.inspect.hub_errors import from_response, unreachable
-from firstlight.inspect.hub_places import endpoint, token
+from firstlight.inspect.hub_places import endpoint, shown, token
 
 PARALLEL = 16
 ATTEMPTS = 4
 RETRY_STATUS = frozenset((408, 429, 500, 502, 503, 504))
 WAIT_LIMIT = 20.0
 SKIP_LIMIT = 64 << 20  # what is read and thrown away when a server ignores ranges
+_BEGIN = re.compile(r"bytes (\d{1,18})-")
 TIMEOUT = httpx2.Timeout(30.0, connect=10.0)
 
 
@@ -67,8 +69,18 @@ class HubSource:
             url = f"{self._endpoint}/api/models/{self.repo}/revision/{url_quote(self._asked, safe='')}?blobs=true"
             document = self._json(url)
             self.revision = str(document.get("sha") or self._asked)
-            self._listed = [_file(s) for s in document.get("siblings") or [] if isinstance(s, dict) and s.get("rfilename")]
+            siblings = document.get("siblings")
+            entries = [s for s in (siblings if isinstance(siblings, list) else []) if isinstance(s, dict) and s.get("rfilename")]
+            sizes = {} if all(_size(s) is not None for s in entries) else self._sizes()
+            self._listed = [_file(s, sizes) for s in entries]
         return self._listed
+
+    def _sizes(self) -> dict[str, int]:
+        """For mirrors whose file list has no sizes: the tree's."""
+        url = f"{self._endpoint}/api/models/{self.repo}/tree/{url_quote(self.revision or self._asked, safe='')}?recursive=true"
+        tree = self._retry(lambda: self._get_json(url), url)
+        found = {str(e.get("path")): _size(e) for e in tree if isinstance(e, dict)} if isinstance(tree, list) else {}
+        return {path: size for path, size in found.items() if size is not None}
 
     def read(self, path: str, offset: int = 0, length: int | None = None) -> bytes:
         if length == 0:
@@ -103,8 +115,12 @@ class HubSource:
     def _json(self, url: str) -> dict[str, Any]:
         document = self._retry(lambda: self._get_json(url), url)
         if not isinstance(document, dict):
-            raise InputError("hub-answer", f"the hub's answer about {self.repo} is not what its API says", evidence=(url,))
+            raise self._no_hub(f"expected: an object about {self.repo}")
         return document
+
+    def _no_hub(self, *evidence: str) -> InputError:
+        address = shown(self._endpoint)
+        return InputError("hub-answer", f"{address} does not answer as a hub", evidence=evidence, hint="see HF_ENDPOINT")
 
     def _get_json(self, url: str) -> Any:
         self.requests += 1
@@ -113,9 +129,7 @@ class HubSource:
         try:
             return response.json()
         except ValueError:
-            raise InputError(
-                "hub-answer", f"{self._endpoint} does not answer as a hub", evidence=(url, "expected: JSON"), hint="see HF_ENDPOINT"
-            ) from None
+            raise self._no_hub(f"expected: JSON at {response.url.path}") from None
 
     def _ranged(self, url: str, path: str, offset: int, length: int | None) -> bytes:
         last = "" if length is None else str(offset + length - 1)
@@ -127,8 +141,15 @@ class HubSource:
             self._check(response, path)
             self._final[path] = str(response.url)
             if response.status_code == 206:
+                self._check_range(response, path, offset)
                 return self._body(response, length)
             return self._without_ranges(response, path, offset, length)
+
+    def _check_range(self, response: httpx2.Response, path: str, offset: int) -> None:
+        """A proxy that cuts ranges its own way would have us read another tensor's bytes as a header."""
+        begin = _BEGIN.match(response.headers.get("content-range", ""))
+        if begin and int(begin[1]) != offset:
+            raise self._no_hub(f"{path}: expected: bytes from {offset:,}, found: from {int(begin[1]):,}")
 
     def _body(self, response: httpx2.Response, length: int | None) -> bytes:
         data = bytearray()
@@ -146,7 +167,7 @@ class HubSource:
         if offset > SKIP_LIMIT:
             raise InputError(
                 "hub-no-ranges",
-                f"{self._endpoint} does not serve parts of files",
+                f"{shown(self._endpoint)} does not serve parts of files",
                 evidence=(path,),
                 hint="fetch the model, then inspect the folder",
             )
@@ -176,17 +197,21 @@ class HubSource:
                 last, wait = e, min(e.wait or 0.5 * 2**attempt, WAIT_LIMIT)
             except httpx2.TransportError as e:
                 last, wait = e, 0.3 * 2**attempt
+            except (httpx2.RequestError, httpx2.InvalidURL) as e:  # redirects in a circle or to nowhere, a body that cannot be unpacked
+                raise self._no_hub(f"{type(e).__name__}: {e}") from None
             if attempt + 1 < ATTEMPTS:
                 self._sleep(wait)
         raise self._given_up(last, url)
 
     def _given_up(self, last: Exception | None, url: str) -> FirstlightError:
-        host = self._endpoint
+        host = shown(self._endpoint)
         if isinstance(last, _Again) and last.response is not None:
             return from_response(last.response, self.repo, self._asked, None, has_token=self._token is not None, attempts=ATTEMPTS)
         if isinstance(last, httpx2.RemoteProtocolError | _Again):
             evidence = (str(last), f"tried {ATTEMPTS} times")
             return InputError("hub-truncated", f"{host} breaks off in the middle of its answers", evidence=evidence, hint="try again later")
+        if isinstance(last, httpx2.RequestError) and last._request is not None:
+            host = shown(str(last.request.url))  # where a redirect led, perhaps
         return unreachable(host, last, ATTEMPTS)
 
 
@@ -204,8 +229,19 @@ def _wait_of(response: httpx2.Response) -> float:
     return float(value) if value.isdigit() else 0.0
 
 
-def _file(entry: Mapping[str, Any]) -> FileInfo:
+def _size(entry: Mapping[str, Any]) -> int | None:
+    lfs = entry.get("lfs")
+    sizes = (entry.get("size"), lfs.get("size") if isinstance(lfs, dict) else None)
+    return next((s for s in sizes if isinstance(s, int) and not isinstance(s, bool) and s >= 0), None)
+
+
+def _file(entry: Mapping[str, Any], sizes: Mapping[str, int]) -> FileInfo:
+    """Raises InputError `hub-answer` for a file whose size the hub tells nowhere: without it no header can be checked."""
+    name, size = str(entry["rfilename"]), _size(entry)
+    size = sizes.get(name) if size is None else size
+    if size is None:
+        raise InputError("hub-answer", f"the hub does not say how large {name} is", hint="fetch the model, then inspect the folder")
     lfs = entry.get("lfs")
     large = lfs if isinstance(lfs, dict) else {}
-    size = entry.get("size") if isinstance(entry.get("size"), int) else large.get("size")
-    return FileInfo(path=str(entry["rfilename"]), size=size if isinstance(size, int) else 0, sha256=large.get("sha256") or large.get("oid"))
+    digest = large.get("sha256") or large.get("oid")
+    return FileInfo(path=name, size=size, sha256=digest if isinstance(digest, str) else None)

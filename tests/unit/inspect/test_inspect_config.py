@@ -241,7 +241,7 @@ def test_limits_are_above_what_is_published():
         ({"quantization_config": {"config_groups": [1]}}, "quantization_config.config_groups"),
         ({"quantization_config": {"config_groups": {"g": 1}}}, "quantization_config.config_groups.g"),
         ({"quantization_config": {"config_groups": {"g": {"weights": [1]}}}}, "quantization_config.config_groups.g.weights"),
-        ({"quantization_config": {"config_groups": {"g": {"input_activations": "x"}}}}, "quantization_config.config_groups.g.input_activations"),
+        ({"quantization_config": {"config_groups": {"g": {"format": 1}}}}, "quantization_config.config_groups.g.format"),
         ({"quantization_config": {"config_groups": {"g": {"targets": 3}}}}, "quantization_config.config_groups.g.targets"),
         ({"text_config": []}, "text_config"),
         ({"head_dim": []}, "head_dim"),

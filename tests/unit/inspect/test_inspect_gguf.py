@@ -108,7 +108,7 @@ def test_split_file_with_a_part_missing(tmp_path):
     _split(tmp_path)
     (tmp_path / "big-Q4_K_M-00002-of-00003.gguf").unlink()
     finding = next(f for f in look(tmp_path).findings if f.code == "shard-missing")
-    assert finding.evidence == ["expected: 3, found: 2"]
+    assert finding.evidence == ["expected: 3 parts, found: 2", "big-Q4_K_M-00002-of-00003.gguf"]
 
 
 def test_several_models_in_one_folder_need_a_name(tmp_path):
@@ -143,7 +143,7 @@ START = b"GGUF" + struct.pack("<I", 3)
         (b"", "gguf-wrong-magic"),
         (b"GG", "gguf-wrong-magic"),
         (b"PK\x03\x04" + b"\0" * 60, "gguf-wrong-magic"),
-        (b"version https://git-lfs.github.com/spec/v1\n", "gguf-wrong-magic"),
+        (b"version https://git-lfs.github.com/spec/v1\n", "lfs-pointer"),
         (b"GGUF", "gguf-truncated"),
         (b"GGUF" + struct.pack("<I", 1) + b"\0" * 16, "gguf-version"),
         (b"GGUF" + struct.pack("<I", 77) + b"\0" * 16, "gguf-version"),
@@ -235,3 +235,83 @@ def test_more_text_than_any_model_has():
     with pytest.raises(InputError) as error:
         _read(raw)
     assert error.value.code == "gguf-absurd-count"
+
+
+def _raw(path, values, infos, *, data, alignment=32):
+    """infos: (name, type number, dims as the file has them, offset)."""
+    out = b"GGUF" + struct.pack("<IQQ", 3, len(infos), len(values))
+    for k, v in values.items():
+        out += made.text(k) + made.value(v)
+    for name, number, dims, offset in infos:
+        out += made.text(name) + struct.pack(f"<I{len(dims)}QIQ", len(dims), *dims, number, offset)
+    with path.open("wb") as f:
+        f.write(out + b"\0" * (-len(out) % alignment))
+        f.truncate(len(out) + -len(out) % alignment + data)
+    return path
+
+
+FIRST = ("token_embd.weight", 12, (256, 32), 0)  # 4,608 bytes
+
+
+@pytest.mark.parametrize(
+    ("infos", "data", "code", "evidence"),
+    [
+        ([FIRST, ("output.weight", 0, (256,), 4608)], 5632, None, ""),
+        ([FIRST, ("token_embd.weight", 12, (256, 32), 4608)], 9216, "tensor-duplicate", "found: token_embd.weight"),
+        ([FIRST, ("output.weight", 0, (256,), 4640)], 5664, "offsets-gap", "expected: output.weight at 4,608, found: at 4,640"),
+        ([FIRST, ("output.weight", 0, (256,), 4613)], 5664, "offsets-gap", "found: at 4,613"),
+        ([FIRST, ("output.weight", 0, (256,), 4576)], 5664, "offsets-overlap", "found: at 4,576"),
+        ([("output.weight", 12, (100, 256), 0)], 14400, "shape-invalid", "expected: rows of whole blocks of 256, found: rows of 100"),
+        ([FIRST], 4608 + 5, "shard-too-long", "5 too many"),
+        ([FIRST], 4608 - 5, "shard-truncated", "5 missing"),
+        ([FIRST, ("x.weight", 99, (256,), 4608)], 9999, "dtype-unknown", "expected: a type of ggml"),
+    ],
+)
+def test_where_the_tensors_lie(tmp_path, infos, data, code, evidence):
+    found = look(_raw(tmp_path / "m.gguf", made.llama(), infos, data=data))
+    about = [f for f in found.findings if f.code not in ("tokenizer-missing", "chat-template-missing")]
+    assert [f.code for f in about] == ([code] if code else [])
+    assert all(evidence in f.evidence[0] for f in about)
+    assert (found.tensor_bytes is None) is (code == "dtype-unknown")
+
+
+@pytest.mark.parametrize(("alignment", "fits"), [(4, True), (64, True), (24, False), (0, False)])
+def test_alignments_are_powers_of_two(tmp_path, alignment, fits):
+    path = _raw(tmp_path / "m.gguf", made.llama() | {"general.alignment": alignment}, [FIRST], data=4608, alignment=alignment or 32)
+    if fits:
+        assert "offsets-gap" not in codes(look(path))
+    else:
+        with pytest.raises(InputError, match="impossible alignment"):
+            look(path)
+
+
+def test_draft_layers_are_no_layers_of_the_stack():
+    from firstlight.inspect.gguf_config import gguf_config
+
+    config = gguf_config({"general.architecture": "glm-dsa", "glm-dsa.block_count": 79, "glm-dsa.nextn_predict_layers": 1})
+    assert (config["num_hidden_layers"], config["num_nextn_predict_layers"]) == (78, 1)
+
+
+def test_a_missing_part_of_a_split_file_is_named(tmp_path):
+    values = made.llama() | {"split.count": 2, "split.no": 1}
+    path = _raw(tmp_path / "m-00002-of-00002.gguf", values, [FIRST], data=4608)
+    assert next(f for f in look(path).findings if f.code == "shard-missing").evidence == [
+        "expected: 2 parts, found: 1",
+        "m-00001-of-00002.gguf",
+    ]
+
+
+def test_a_pointer_in_place_of_a_gguf(tmp_path):
+    path = tmp_path / "m.gguf"
+    path.write_bytes(b"version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 1\n")
+    with pytest.raises(InputError) as caught:
+        look(path)
+    assert (caught.value.code, caught.value.hint) == ("lfs-pointer", "git lfs pull")
+
+
+def test_a_file_type_that_no_tensor_has(tmp_path):
+    path = _raw(tmp_path / "m.gguf", made.llama() | {"general.file_type": 1}, [FIRST], data=4608)  # says F16
+    found = look(path)
+    assert found.quantization.format == "Q4_K"
+    finding = next(f for f in found.findings if f.code == "quant-config-checkpoint-mismatch")
+    assert finding.evidence == ["expected: F16, found: Q4_K"]

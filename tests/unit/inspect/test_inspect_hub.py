@@ -1,6 +1,7 @@
 """A model on a hub: the same Checkpoint as from its folder, headers only, and every refusal as a clear error without the token."""
 
 import gguf_made
+import hub_made
 import pytest
 from hub_made import COMMIT, serving
 from inspect_made import codes, look, tiny_tensors, write_sharded, write_tiny
@@ -173,3 +174,83 @@ def test_a_signed_address_that_has_run_out_is_asked_for_again(model):
         store.refuse = {"/blob/": [(403, {"once": "1"})]}
         assert source.read("config.json", 0, 10) == first
     assert len(hub.requests_for("config.json")) == 2
+
+
+@pytest.mark.parametrize("token", ["hf_SECRET TOKEN", "hf_SECRET€TOKEN", "hf_SECRET\x01TOKEN"])
+def test_a_token_that_no_header_can_carry_is_not_shown(token):
+    with pytest.raises(FirstlightError) as caught:
+        _source("http://127.0.0.1:1", HF_TOKEN=token)
+    shown = f"{caught.value.message} {caught.value.evidence} {caught.value.hint}"
+    assert caught.value.code == "hub-unauthorized"
+    assert "SECRET" not in shown
+    assert "HF_TOKEN" in shown
+
+
+def test_line_breaks_around_and_in_a_token_are_dropped(model):
+    with serving(model) as (hub, address):
+        _source(address, HF_TOKEN="\nhf_abc\r\ndef\n").list()
+    assert hub.seen[0][3] == "Bearer hf_abcdef"
+
+
+def test_a_password_in_the_endpoint_is_not_shown():
+    source = _source("http://me:SECRET@127.0.0.1:1")
+    with pytest.raises(FirstlightError) as caught:
+        source.list()
+    assert caught.value.code == "hub-unreachable"
+    assert "SECRET" not in f"{caught.value.message} {caught.value.evidence}"
+
+
+def test_redirects_in_a_circle(model):
+    with serving(model) as (hub, address):
+        hub.refuse = {"/api/": [(302, {"location": f"{address}/api/models/org/name"})]}
+        with pytest.raises(FirstlightError) as caught:
+            _source(address).list()
+    assert caught.value.code == "hub-answer"
+
+
+def test_a_redirect_that_leads_nowhere_names_where(model):
+    with serving(model) as (hub, address):
+        hub.refuse = {"/resolve/": [(302, {"location": "http://127.0.0.1:1/blob/x?signature=SECRET"})]}
+        with pytest.raises(FirstlightError) as caught:
+            inspect(_source(address))
+    assert caught.value.message == "http://127.0.0.1:1 cannot be reached"
+    assert "SECRET" not in str(caught.value.evidence)
+
+
+def test_a_mirror_whose_list_has_no_sizes(model, monkeypatch):
+    listing = hub_made._Handler._listing
+    with serving(model) as (hub, address):
+        whole = _source(address).list()
+        monkeypatch.setattr(hub_made._Handler, "_listing", _without_sizes(listing))
+        found = _source(address)
+        assert [(f.path, f.size) for f in found.list()] == [(f.path, f.size) for f in whole]
+        assert codes(inspect(found)) == []
+        hub.refuse = {"/tree/": [(404, {})]}
+        with pytest.raises(FirstlightError):
+            _source(address).list()
+
+
+def _without_sizes(listing):
+    """A file list as some mirrors give it; the tree, which is made from the same list, keeps its sizes."""
+
+    def short(self, hub):
+        full = listing(self, hub)
+        return full if "/tree/" in self.path else {**full, "siblings": [{"rfilename": s["rfilename"]} for s in full["siblings"]]}
+
+    return short
+
+
+def test_a_server_that_sends_another_part(model):
+    with serving(model) as (hub, address):
+        source = _source(address)
+        source.list()
+        hub.refuse = {"/resolve/": [(206, {"content-range": "bytes 5-20/900"})]}
+        with pytest.raises(FirstlightError) as caught:
+            source.read("config.json", 0, 10)
+    assert (caught.value.code, caught.value.evidence) == ("hub-answer", ("config.json: expected: bytes from 0, found: from 5",))
+
+
+def test_a_revision_with_slashes_is_no_part_of_the_name(model):
+    with serving(model) as (_, address):
+        source = HubSource("hf://org/name@refs/pr/1", "org/name", revision="refs/pr/1", quant=None, env={"HF_ENDPOINT": address})
+        assert inspect(source).name == "name"
