@@ -69,10 +69,11 @@ def content_progress() -> Iterator[Callable[[int, int], None]]:
 
 def _title(c: Checkpoint) -> str:
     parts = [c.name or c.ref, c.format]
-    if c.tensor_count and c.shards:
+    if c.tensor_count and c.shards and c.format != "config-only":
         parts.append(f"{c.shards:,} file{'s' * (c.shards != 1)}, {c.tensor_count:,} tensors")
     if c.tensor_bytes:
-        parts.append(format_bytes(c.tensor_bytes))
+        derived = " by its config" if c.format == "config-only" else ""
+        parts.append(format_bytes(c.tensor_bytes) + derived)
     if c.revision:
         parts.append(f"revision {c.revision[:12]}")
     return "  ".join(parts)
@@ -97,7 +98,7 @@ def _facts(c: Checkpoint) -> Iterator[tuple[str, str]]:
 
 def _shape(c: Checkpoint) -> str:
     parts = [
-        f"{c.num_hidden_layers} layers" if c.num_hidden_layers else None,
+        f"{c.num_hidden_layers} layer{'s' * (c.num_hidden_layers != 1)}" if c.num_hidden_layers else None,
         f"hidden {c.hidden_size:,}" if c.hidden_size else None,
         f"{_ATTENTION.get(c.attention, c.attention)} attention" if c.attention else None,
         f"context {c.max_position_embeddings:,}" if c.max_position_embeddings else None,

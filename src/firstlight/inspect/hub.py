@@ -78,7 +78,10 @@ class HubSource:
     def _sizes(self) -> dict[str, int]:
         """For mirrors whose file list has no sizes: the tree's."""
         url = f"{self._endpoint}/api/models/{self.repo}/tree/{url_quote(self.revision or self._asked, safe='')}?recursive=true"
-        tree = self._retry(lambda: self._get_json(url), url)
+        try:
+            tree = self._retry(lambda: self._get_json(url), url)
+        except InputError:  # a mirror without it: the first file without a size is named then
+            return {}
         found = {str(e.get("path")): _size(e) for e in tree if isinstance(e, dict)} if isinstance(tree, list) else {}
         return {path: size for path, size in found.items() if size is not None}
 

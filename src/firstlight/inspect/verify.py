@@ -40,8 +40,8 @@ def verify_content(
     found = [problem("file-missing", f"{name} is not there", "a manifest names it") for name in sorted(known) if name not in files]
     progress = _Progress(sum(f.size for f in todo), on_progress)
     with ThreadPoolExecutor(workers or min(os.cpu_count() or 1, 8), thread_name_prefix="sha256") as pool:
-        found += [f for f in pool.map(lambda f: _check(source, f, known[f.path], progress), todo) if f is not None]
-    return found + list(_summary(files.values(), known, len(todo)))
+        wrong = [f for f in pool.map(lambda f: _check(source, f, known[f.path], progress), todo) if f is not None]
+    return found + wrong + list(_summary(files.values(), known, len(todo), len(wrong)))
 
 
 class _Progress:
@@ -72,14 +72,16 @@ def _check(source: Source, info: FileInfo, expected: str, progress: _Progress) -
     return problem("content-mismatch", f"{info.path} is not the file it should be", *evidence, hint="download it again")
 
 
-def _summary(files: Iterable[FileInfo], known: Mapping[str, str], checked: int) -> Iterator[Finding]:
+def _summary(files: Iterable[FileInfo], known: Mapping[str, str], checked: int, wrong: int) -> Iterator[Finding]:
     weights = [f.path for f in files if f.path.endswith((".safetensors", ".gguf")) and f.path not in known]
     if weights:
         evidence = [*weights[:4], *([f"and {len(weights) - 4} more"] if len(weights) > 4 else [])]
         message = "there is no sha256 to hold these weights against"
         yield problem("content-unverified", message, *evidence, severity=Severity.WARNING, hint="put a SHA256SUMS file beside them")
-    if checked:
-        yield problem("content-verified", f"{checked} file(s) were read whole and compared by sha256", severity=Severity.NOTE)
+    if checked > wrong:
+        of = f" of {checked}" if wrong else ""
+        message = f"{checked - wrong}{of} file(s) were read whole and are what they should be, by sha256"
+        yield problem("content-verified", message, severity=Severity.NOTE)
 
 
 def expected_hashes(source: Source, files: Mapping[str, FileInfo]) -> dict[str, str]:
