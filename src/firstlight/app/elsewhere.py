@@ -87,7 +87,7 @@ def reached(endpoint: Endpoint, host: Host) -> Iterator[Reached]:
     forward = Forward(host, url.port or 80, url.hostname or "127.0.0.1")
     with forward as local:
         near = msgspec.structs.replace(endpoint, base_url=urlunsplit(url._replace(netloc=f"127.0.0.1:{local}")))
-        yield Reached(near, lambda: forward.breaks)
+        yield Reached(near, lambda: forward.losses)
 
 
 def reached_for_good(endpoint: Endpoint, host: Host) -> Endpoint:

@@ -102,10 +102,17 @@ def deployment_of(folder: RunFolder, run: Run, *, name: str | None = None) -> De
         ranks=parallel_ranks(launch.argv),
         nodes=plan.best.nodes if plan and plan.best else 1,
         ready_seconds=sum(phases.values()) or None,
-        known_answer=any(c.name == "known-answers" and c.passed for c in verdict.checks) if verdict else False,
+        known_answer=_knows_france(verdict),
         uid=owner.st_uid,
         gid=owner.st_gid,
     )
+
+
+def _knows_france(verdict: Verdict | None) -> bool:
+    """Only where every fact held: a model that misses some would be called ill by a health check that asks for one."""
+    first = [c.evidence[0] for c in verdict.checks if c.name == "known-answers" and c.passed and c.evidence] if verdict else []
+    held, _, rest = first[0].partition(" of ") if first else ("", "", "")
+    return bool(held) and rest.startswith(f"{held} facts")
 
 
 def install(wanted: Wanted, consent: Consent, say: Callable[[str], None]) -> UnitState:

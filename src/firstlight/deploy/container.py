@@ -13,7 +13,7 @@ from firstlight.engines.command import option_value
 SECRET = "/run/secrets/api-key"
 _PROGRAMS = {"vllm": ["vllm", "serve"], "llamacpp": ["/app/llama-server"]}
 _FIRST_FLAG = {"vllm": "serve", "llamacpp": "--model"}
-QUESTION, ANSWER = "What is the capital of France?", "paris"
+QUESTION, ANSWER = "Name the capital of France.", "paris"
 
 
 class Mount(Struct, frozen=True, kw_only=True):

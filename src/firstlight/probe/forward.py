@@ -9,7 +9,9 @@ from firstlight.core.errors import HostError
 from firstlight.probe.local import kill_group
 from firstlight.probe.ssh import SshHost
 
-PATIENCE_SECONDS = 20.0
+PATIENCE_SECONDS = 30.0
+AGAIN_SECONDS = 0.3
+HOPELESS = (b"Permission denied", b"Host key verification failed", b"Could not resolve")
 
 
 def remote_target(name: str) -> str:
@@ -32,14 +34,18 @@ class Forward:
         with socket.socket() as s:
             s.bind(("127.0.0.1", 0))
             self.local = int(s.getsockname()[1])
-        self._start()
         try:
-            self._wait()
+            self._connect()
         except BaseException:
             self.__exit__()
             raise
         threading.Thread(target=self._keep, name="ssh-forward", daemon=True).start()
         return self.local
+
+    @property
+    def losses(self) -> int:
+        """How often the connection was lost, a loss of this very moment included."""
+        return self.breaks + (self._process is None or self._process.poll() is not None)
 
     def __exit__(self, *_: object) -> None:
         self._closed.set()
@@ -53,24 +59,43 @@ class Forward:
             self.host.argv(*options), stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True
         )
 
-    def _wait(self) -> None:
-        """Raises HostError `tunnel-failed`."""
+    def _connect(self) -> None:
+        """A connection that breaks while it is made is made again, for a while. Raises HostError `tunnel-failed`."""
+        deadline, said = time.monotonic() + PATIENCE_SECONDS, b""
+        while time.monotonic() < deadline:
+            self._start()
+            if self._listens(deadline):
+                return
+            assert self._process is not None
+            kill, self._process = self._process, None
+            if kill.poll() is not None and kill.stderr is not None:
+                said = kill.stderr.read() or said
+            kill_group(kill)
+            if any(word in said for word in HOPELESS):
+                break
+            time.sleep(AGAIN_SECONDS)
+        lines = tuple(said.decode("utf-8", "replace").splitlines()[-3:])
+        raise HostError("tunnel-failed", f"port {self.port} of {self.host.name} cannot be reached through ssh", evidence=lines)
+
+    def _listens(self, deadline: float) -> bool:
         assert self._process is not None
-        deadline = time.monotonic() + PATIENCE_SECONDS
         while time.monotonic() < deadline and self._process.poll() is None:
             with socket.socket() as s:
                 if s.connect_ex(("127.0.0.1", self.local)) == 0:
-                    return
+                    return True
             time.sleep(0.05)
-        text = self._process.stderr.read() if self._process.poll() is not None and self._process.stderr else b""
-        lines = tuple(text.decode("utf-8", "replace").splitlines()[-3:])
-        raise HostError("tunnel-failed", f"port {self.port} of {self.host.name} cannot be reached through ssh", evidence=lines)
+        return False
 
     def _keep(self) -> None:
         """A cut tunnel is laid again at the same local port."""
         while not self._closed.is_set():
             process = self._process
-            if process is None or process.wait() is None or self._closed.wait(0.2):
+            if process is None:
+                return
+            process.wait()
+            if self._closed.is_set():
                 return
             self.breaks += 1
+            if self._closed.wait(AGAIN_SECONDS):
+                return
             self._start()

@@ -9,7 +9,7 @@ from firstlight.core.errors import Exit, FirstlightError
 from firstlight.core.run import Endpoint, RunState
 from firstlight.core.verdict import BenchReport, CheckResult, Verdict
 
-TIMES = 3  # asked at most, where another host's connection is lost while it is asked
+TIMES = 10  # asked at most, where another host's connection is lost while it is asked
 
 
 def endpoint_of(session: Session) -> Endpoint:

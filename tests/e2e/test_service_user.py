@@ -1,0 +1,94 @@
+"""The demo model as a service of a user's own manager: a real engine, a generated key as a credential, lingering."""
+
+import json
+import shutil
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from e2e_runner import wait_for
+from systemd_machine import SystemdMachine
+
+UNIT = "firstlight-demo.service"
+RUNTIME = "/run/user/0"
+
+
+class Home:
+    def __init__(self, folder: Path) -> None:
+        self.machine = SystemdMachine(folder / "machine")
+        self.home = folder / "home"
+        self.home.mkdir()
+        names = {"STATE": "state", "CACHE": "cache", "DATA": "data", "CONFIG": "config"}
+        self.env = {"HOME": str(self.home), "CI": "1", "XDG_RUNTIME_DIR": RUNTIME}
+        self.env |= {f"XDG_{k}_HOME": str(self.home / v) for k, v in names.items()}
+        settings = " ".join(f'"{k}={v}"' for k, v in self.env.items())
+        self.machine.path("/etc/systemd/system/manager.service").write_text(
+            f"[Service]\nType=notify\nEnvironment={settings}\nUnsetEnvironment=SYSTEMD_UNIT_PATH\nDelegate=yes\nKillMode=mixed\n"
+            f"ExecStartPre=/bin/mkdir -p -m 700 {RUNTIME}\nExecStart=/lib/systemd/systemd --user --unit=basic.target\n"
+        )
+        self.machine.run("systemctl", "daemon-reload")
+        started = self.machine.run("systemctl", "start", "manager")
+        if started.returncode != 0:
+            pytest.skip(f"no user manager starts in these namespaces: {started.stderr}")
+
+    def cli(self, *words: str, ok: bool = True) -> str:
+        done = self.machine.run(sys.executable, "-m", "firstlight", *words, env=self.env, seconds=240)
+        assert "Traceback" not in done.stderr, done.stderr
+        if ok:
+            assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout + done.stderr
+
+    def systemctl(self, *words: str) -> str:
+        return self.machine.run("systemctl", "--user", *words, env=self.env).stdout
+
+    def state(self) -> str:
+        return self.systemctl("show", UNIT, "-p", "ActiveState").strip().partition("=")[2]
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory, demo_gguf: Path) -> Iterator[Home]:
+    home = Home(tmp_path_factory.mktemp("user"))
+    try:
+        models = home.home / "cache" / "firstlight" / "models" / "demo"
+        models.mkdir(parents=True)
+        shutil.copy(demo_gguf, models / demo_gguf.name)
+        yield home
+    finally:
+        home.machine.close()
+
+
+@pytest.mark.llamacpp
+def test_the_demo_as_a_service_of_its_user(home: Home) -> None:
+    home.cli("up", "demo", "--generate-key", "--skip", "bench", "--context", "2048", "--", "--threads", "1")
+    ignored = ("--ignore", "throw-away-environment")
+    refused = home.cli("service", "install", "demo", "--user", *ignored, ok=False)
+    assert "linger-off" in refused
+    assert "enable-linger" in refused
+    assert "stop-run" in home.cli("service", "install", "demo", "--user", *ignored, "--ignore", "linger-off", ok=False)
+    installed = home.cli("service", "install", "demo", "--user", *ignored, "--ignore", "linger-off", "--allow", "stop-run")
+    assert f"{UNIT} is active" in installed
+    key = (home.machine.path(home.home / "config" / "firstlight" / "keys" / "demo.key")).read_text().strip()
+    assert (home.machine.path(home.home / "config" / "firstlight" / "keys" / "demo.key")).stat().st_mode & 0o777 == 0o600
+    assert key not in home.systemctl("cat", UNIT) + home.systemctl("show", UNIT) + home.machine.run("ps", "-eo", "args").stdout
+    endpoint = json.loads(home.machine.path(home.home / "config/firstlight/services/demo/endpoint.json").read_text())
+    assert _answer(endpoint, key).strip()
+    with pytest.raises(urllib.error.HTTPError, match="401"):
+        _answer(endpoint, "another")
+    pid = home.systemctl("show", UNIT, "-p", "MainPID").strip().partition("=")[2]
+    home.machine.run("kill", "-9", pid)
+    wait_for(lambda: home.state() == "active" and f"={pid}\n" not in home.systemctl("show", UNIT, "-p", "MainPID"), 90)
+    assert _answer(endpoint, key).strip()
+    assert "is removed" in home.cli("service", "uninstall", "demo")
+    assert "llamacpp" not in home.machine.run("ps", "-eo", "args").stdout
+
+
+def _answer(endpoint: dict[str, str], key: str) -> str:
+    question = {"role": "user", "content": "What is the capital of France?"}
+    body = {"model": endpoint["model"], "messages": [question], "max_tokens": 24, "temperature": 0}
+    headers = {"Content-Type": "application/json", "Authorization": f"Bearer {key}"}
+    request = urllib.request.Request(f"{endpoint['base_url']}/chat/completions", json.dumps(body).encode(), headers)
+    with urllib.request.urlopen(request, timeout=60) as answer:
+        return str(json.loads(answer.read())["choices"][0]["message"]["content"])
