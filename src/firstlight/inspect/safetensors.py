@@ -246,7 +246,10 @@ def _twice(raw: bytes) -> list[str]:
     def pairs(found: list[tuple[str, object]]) -> None:
         outermost[:] = found  # objects are told inside out: the last is the header itself
 
-    json.loads(raw, object_pairs_hook=pairs)
+    try:
+        json.loads(raw, object_pairs_hook=pairs)
+    except (ValueError, RecursionError):  # the stricter of two parsers: what msgspec skips unread, this one reads
+        return []
     counts = Counter(name for name, _ in outermost)
     return [repr(name) for name, n in counts.items() if n > 1]
 

@@ -348,3 +348,11 @@ def test_weights_that_cannot_be_read_are_not_called_absent(tmp_path):
     found = look(tmp_path)
     assert _finding(found, "weights-absent").message == "the weight file cannot be read"
     assert "begins with b'<!DOCTYPE html><'" in _finding(found, "header-too-large").evidence
+
+
+def test_a_duplicate_beside_bytes_that_are_no_text(tmp_path):
+    """Found by the fuzzer: fields that are skipped may hold what the parser that looks for the name cannot read."""
+    write_tiny(tmp_path)
+    entry = b'{"dtype":"U8","shape":[4],"data_offsets":[0,4],"x":"\x97"}'
+    write_raw(tmp_path / "model.safetensors", b'{"a":' + entry + b',"a":' + entry + b"}", 4)
+    assert set(codes(look(tmp_path))) & {"tensor-duplicate", "header-not-json", "header-wrong-shape"}
