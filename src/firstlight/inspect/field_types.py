@@ -7,7 +7,7 @@ from firstlight.core.findings import Finding, Severity
 
 _TEXTS = ("quant_method", "quant_type", "quant_algo", "kv_cache_quant_algo", "format", "activation_scheme", "bnb_4bit_quant_type")
 _NAMES = ("ignore", "exclude_modules", "modules_to_not_convert", "ignored_layers", "llm_int8_skip_modules")
-_TABLES = ("config_groups", "quantized_layers", "dynamic")
+_TABLES = ("config_groups", "quantized_layers", "dynamic", "quantization")
 _WORDS: dict[type, str] = {str: "a string", list: "a list", dict: "an object"}
 
 
@@ -34,6 +34,8 @@ def checked_quantization(body: Mapping[str, Any], path: str, where: str, finding
             _keep(result, key, expected, path, where, findings)
     for key in _NAMES:
         _keep_strings(result, key, path, where, findings)
+    if isinstance(result.get("quantization"), dict):
+        result["quantization"] = checked_quantization(result["quantization"], path, f"{where}.quantization", findings)
     groups = result.get("config_groups")
     if groups:
         result["config_groups"] = {

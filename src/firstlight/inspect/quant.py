@@ -36,12 +36,19 @@ def quant_spec(
 
 
 def _from_config(config: Mapping[str, Any], body: Mapping[str, Any] | None, hf_quant: Mapping[str, Any] | None) -> QuantSpec:
+    config = _flat(config)
     method = str(config.get("quant_method") or ("modelopt" if config.get("quant_algo") else config.get("quant_type") or "unknown")).lower()
-    if config.get("quant_algo") and method in ("modelopt", "modelopt_fp4", "modelopt_mixed", "fp8", "unknown"):
+    if method.startswith("modelopt") or (config.get("quant_algo") and method in ("fp8", "unknown")):
         spec = _modelopt({**(body or {}), **config}, config.get("producer") or (hf_quant or {}).get("producer"))
         return spec if method != "fp8" else _with_method(spec, "fp8")
     reader = _READERS.get(method, _named)
     return reader(config, method)
+
+
+def _flat(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """ModelOpt's early writers put hf_quant_config.json's body into config.json as it stood, under `quantization`."""
+    inner = config.get("quantization")
+    return {**config, **inner} if isinstance(inner, dict) else config
 
 
 def _with_method(spec: QuantSpec, method: str) -> QuantSpec:
@@ -103,6 +110,8 @@ def _compact_layers(layers: Mapping[str, Any]) -> dict[str, Any]:
 def _compressed_tensors(config: Mapping[str, Any], method: str) -> QuantSpec:
     groups = config_groups(config)
     forms = [scheme(g, str(config.get("format") or "")) for g in groups]
+    if not forms:  # sparse, or compressed without quantization
+        return QuantSpec(method=method, format=config.get("format") or None, ignore=_strings(config.get("ignore")))
     same = len(set(forms)) == 1
     form, bits, group, activation = forms[0] if same else ("mixed", None, None, None)
     layers = {} if same else {_targets(g, i): f[0] for i, (g, f) in enumerate(zip(groups, forms, strict=True))}
@@ -236,6 +245,9 @@ def kv_quantization(config: Mapping[str, Any] | None, where: str, hf_quant: Mapp
     found = [(_scheme_dtype(config.get("kv_cache_scheme")), f"config.json:{where}.kv_cache_scheme")] if config else []
     if config:
         found.append((_algo_dtype(config.get("kv_cache_quant_algo")), f"config.json:{where}.kv_cache_quant_algo"))
+        inner = config.get("quantization")
+        if isinstance(inner, dict):
+            found.append((_algo_dtype(inner.get("kv_cache_quant_algo")), f"config.json:{where}.quantization.kv_cache_quant_algo"))
     body = hf_quant.get("quantization") if hf_quant else None
     if isinstance(body, dict):
         found.append((_algo_dtype(body.get("kv_cache_quant_algo")), "hf_quant_config.json:quantization.kv_cache_quant_algo"))

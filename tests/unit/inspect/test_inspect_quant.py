@@ -57,6 +57,26 @@ def test_two_groups_are_mixed():
     assert (spec.format, spec.layers) == ("mixed", {"Linear": "fp8", "re:.*experts.*": "nvfp4"})
 
 
+EARLY = {"quant_algo": "NVFP4", "kv_cache_quant_algo": "FP8", "exclude_modules": ["lm_head"]}
+
+
+def test_modelopt_body_inside_config_json():
+    config = {"quant_method": "modelopt", "quantization": EARLY}
+    spec = quant_spec(config, None)
+    assert (spec.method, spec.format, spec.ignore, spec.activation) == ("modelopt", "nvfp4", ["lm_head"], "nvfp4")
+    assert kv_quantization(config, "q", None).sources == ["config.json:q.quantization.kv_cache_quant_algo"]
+
+
+def test_config_that_names_modelopt_and_leaves_the_rest_to_its_own_file():
+    spec = quant_spec({"quant_method": "modelopt"}, {"quantization": EARLY})
+    assert (spec.format, spec.ignore) == ("nvfp4", ["lm_head"])
+
+
+def test_compressed_tensors_without_groups():
+    spec = quant_spec({"quant_method": "compressed-tensors", "format": "dense", "config_groups": {}, "ignore": ["lm_head"]}, None)
+    assert (spec.format, spec.bits, spec.ignore) == ("dense", None, ["lm_head"])
+
+
 def test_hf_quant_config_alone_and_what_it_adds():
     body = {"producer": {"name": "modelopt", "version": "0.41.0"}, "quantization": {"quant_algo": "NVFP4", "exclude_modules": ["lm_head"]}}
     spec = quant_spec(None, body)
