@@ -13,6 +13,8 @@ from typing import Any
 COMMON: dict[str, Any] = {
     "hidden_act": "silu", "torch_dtype": "bfloat16", "bos_token_id": 0, "eos_token_id": 1, "attention_bias": False, "tie_word_embeddings": False,
 }  # fmt: skip
+# gpt-oss's reasoning parser looks these up.
+HARMONY = ["<|end|>", "<|start|>", "<|channel|>", "<|message|>", "<|return|>", "<|call|>"]
 FP8_BLOCK = {"quant_method": "fp8", "activation_scheme": "dynamic", "fmt": "e4m3", "weight_block_size": [128, 128]}
 
 
@@ -123,7 +125,9 @@ def write_tokenizer(folder: Path) -> None:
     bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     bpe.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(vocab_size=400, special_tokens=["<s>", "</s>", "<pad>"], initial_alphabet=alphabet, show_progress=False)
+    trainer = trainers.BpeTrainer(
+        vocab_size=400, special_tokens=["<s>", "</s>", "<pad>", *HARMONY], initial_alphabet=alphabet, show_progress=False
+    )
     bpe.train_from_iterator(["first light falls on the machine and the machine answers"] * 10, trainer)
     fast = PreTrainedTokenizerFast(tokenizer_object=bpe, bos_token="<s>", eos_token="</s>", pad_token="<pad>")
     fast.chat_template = "{% for m in messages %}<s>{{ m['role'] }}: {{ m['content'] }}\n{% endfor %}assistant:"

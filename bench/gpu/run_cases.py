@@ -84,12 +84,14 @@ def main() -> None:
     parser.add_argument("--results", type=Path, required=True)
     parser.add_argument("--seconds", type=float, default=500.0)
     parser.add_argument("--logs", type=Path)
+    parser.add_argument("--gpus", type=int, help="only cases for so many GPUs; those of this machine when not said")
     parser.add_argument("--only", nargs="*", default=[])
     given = parser.parse_args()
     ends = time.time() + given.seconds
+    count = given.gpus or len(gpu_used_mib())
     done = {json.loads(line)["case"] for line in given.results.read_text().splitlines()} if given.results.exists() else set()
     for case in json.loads((HERE / "cases.json").read_text()):
-        if case["name"] in done or (given.only and case["name"] not in given.only):
+        if case["name"] in done or case.get("gpus", 1) != count or (given.only and case["name"] not in given.only):
             continue
         if ends - time.time() < case.get("seconds", 110 if "--enforce-eager" in case["args"] else 170):
             print(f"no time for {case['name']}")
