@@ -2,7 +2,6 @@
 
 import os
 import socket
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +30,7 @@ def own_home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monke
 
 
 @pytest.fixture(autouse=True)
-def loopback_only(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def loopback_only(monkeypatch: pytest.MonkeyPatch) -> None:
     """A connection of this process to anything but loopback or a Unix socket is a fault of the test."""
     real = socket.socket.connect
 
@@ -42,7 +41,6 @@ def loopback_only(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         return real(self, address)
 
     monkeypatch.setattr(socket.socket, "connect", connect)
-    yield
 
 
 def _missing(what: str) -> None:

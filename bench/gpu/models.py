@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 COMMON: dict[str, Any] = {
-    "hidden_act": "silu", "torch_dtype": "bfloat16", "bos_token_id": 0, "eos_token_id": 1, "attention_bias": False, "tie_word_embeddings": False,
+    "hidden_act": "silu", "torch_dtype": "bfloat16", "bos_token_id": 0, "eos_token_id": 1,
+    "attention_bias": False, "tie_word_embeddings": False,
 }  # fmt: skip
 # gpt-oss's reasoning parser looks these up.
 HARMONY = ["<|end|>", "<|start|>", "<|channel|>", "<|message|>", "<|return|>", "<|call|>"]
@@ -48,7 +49,8 @@ def kimi(layers: int, *, embedded_fp8_kv: bool = True) -> tuple[dict[str, Any], 
 def llama8b(**more: Any) -> dict[str, Any]:
     """Llama-3.1-8B."""
     return COMMON | {
-        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32,
+        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 4096, "intermediate_size": 14336,
+        "num_hidden_layers": 32,
         "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 128256, "max_position_embeddings": 131072,
         "rope_theta": 500000.0, "rms_norm_eps": 1e-5,
         "rope_scaling": {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
@@ -69,7 +71,8 @@ def qwen3moe(**more: Any) -> dict[str, Any]:
 def gptoss20b() -> dict[str, Any]:
     """gpt-oss-20b, MXFP4 experts, alternating sliding and full attention."""
     return COMMON | {
-        "architectures": ["GptOssForCausalLM"], "model_type": "gpt_oss", "hidden_size": 2880, "intermediate_size": 2880, "num_hidden_layers": 24,
+        "architectures": ["GptOssForCausalLM"], "model_type": "gpt_oss", "hidden_size": 2880,
+        "intermediate_size": 2880, "num_hidden_layers": 24,
         "num_attention_heads": 64, "num_key_value_heads": 8, "head_dim": 64, "num_local_experts": 32, "num_experts_per_tok": 4,
         "experts_per_token": 4, "vocab_size": 201088, "max_position_embeddings": 131072, "initial_context_length": 4096,
         "rope_theta": 150000.0, "sliding_window": 128, "swiglu_limit": 7.0, "attention_bias": True, "rms_norm_eps": 1e-5,
@@ -87,7 +90,8 @@ def glm45air(layers: int = 46) -> dict[str, Any]:
         "architectures": ["Glm4MoeForCausalLM"], "model_type": "glm4_moe", "hidden_size": 4096, "intermediate_size": 10944,
         "moe_intermediate_size": 1408, "num_hidden_layers": layers, "num_attention_heads": 96, "num_key_value_heads": 8, "head_dim": 128,
         "n_routed_experts": 128, "num_experts_per_tok": 8, "n_shared_experts": 1, "first_k_dense_replace": 1, "n_group": 1, "topk_group": 1,
-        "norm_topk_prob": True, "routed_scaling_factor": 1.0, "vocab_size": 151552, "max_position_embeddings": 131072, "rope_theta": 1000000.0,
+        "norm_topk_prob": True, "routed_scaling_factor": 1.0, "vocab_size": 151552, "max_position_embeddings": 131072,
+        "rope_theta": 1000000.0,
         "partial_rotary_factor": 0.5, "attention_bias": True, "use_qk_norm": False, "num_nextn_predict_layers": 0, "rms_norm_eps": 1e-5,
     }  # fmt: skip
 
