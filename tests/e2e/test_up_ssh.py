@@ -166,7 +166,8 @@ def test_twenty_cuts_lose_no_event_and_leave_no_orphan(far: Far, firstlight: Fir
     assert kinds.count("engine-started") == 1
     assert "ended" not in kinds
     events = [json.loads(line) for line in (Path(run["folder"]) / "events.jsonl").read_text().splitlines()]
-    assert [e["kind"] for e in events].count("ready") == 1
+    assert [e["seq"] for e in events] == list(range(len(events)))
+    assert sum(e["kind"] == "ready" and "port" in e["data"] for e in events) == 1, "the supervisor's word, once"
     lines = far.machine.path(f"{run['host_folder']}/attempts/1/engine.log").read_bytes()
     assert firstlight("logs", "far").stdout.encode() == lines
     assert firstlight("down", "far").returncode == 0

@@ -9,7 +9,7 @@ from firstlight.core.errors import Exit, FirstlightError
 from firstlight.core.run import Endpoint, RunState
 from firstlight.core.verdict import BenchReport, CheckResult, Verdict
 
-TIMES = 10  # asked at most, where another host's connection is lost while it is asked
+LOST_SECONDS = 300.0  # for so long an endpoint on another host is asked again when the connection is lost meanwhile
 
 
 def endpoint_of(session: Session) -> Endpoint:
@@ -36,7 +36,8 @@ async def verify(session: Session) -> str:
     from firstlight.verify.verify import verify as verify_endpoint
 
     endpoint = endpoint_of(session)
-    for left in reversed(range(TIMES)):
+    until = time.monotonic() + LOST_SECONDS
+    while True:
         with reached(endpoint, session.host) as way:
             verdict = session.verdict = await verify_endpoint(
                 way.endpoint,
@@ -46,7 +47,7 @@ async def verify(session: Session) -> str:
                 api_key=api_key(endpoint),
                 claims=claims_for(session.checkpoint, session.plan_set.best.args if session.plan_set and session.plan_set.best else []),
             )
-            if verdict.passed or not way.breaks() or not left:
+            if verdict.passed or not way.breaks() or time.monotonic() > until:
                 break
         session.emitter.emit("say", text=f"the connection to {session.host.name} was lost meanwhile: asking again")
     session.save(verdict, "verdict.json")
