@@ -55,9 +55,16 @@ def _stored_as_said(quant: QuantSpec | None, groups: Sequence[TensorGroup], from
         return
     expected = _STORED_AS.get(quant.format or "")
     dtypes = {g.dtype for g in groups if g.role in _ROLES}
-    if expected and dtypes and not dtypes.intersection(expected):
+    if expected and dtypes and not dtypes.intersection(expected) and not _all_excepted(quant, groups):
         evidence = [f"expected: weights stored as {' or '.join(expected)}", f"found: {', '.join(sorted(dtypes))}"]
         yield _mismatch(f"the config says {quant.format}, and the tensors are not", evidence)
+
+
+def _all_excepted(quant: QuantSpec, groups: Sequence[TensorGroup]) -> bool:
+    """The list of exceptions names every matrix: only the KV cache is quantized, and plain weights are as said."""
+    ignored = Ignored(quant.ignore, substring=quant.method.startswith("awq"))
+    linears = list(_linears(groups))
+    return bool(linears) and all(not n.quantized and ignored(n.module) for n in linears)
 
 
 def _mismatch(message: str, evidence: list[str]) -> Finding:

@@ -236,6 +236,13 @@ def test_config_says_quantized_and_tensors_are_not(tmp_path):
     assert "U8" in found.findings[0].evidence[0]
 
 
+def test_plain_tensors_are_as_said_where_the_exceptions_name_every_matrix(tmp_path):
+    kv_only = {"quant_method": "modelopt", "quant_algo": "FP8", "ignore": ["*"], "kv_cache_scheme": {"num_bits": 8, "type": "float"}}
+    found = _quantized(tmp_path, kv_only, tiny_tensors())
+    assert codes(found) == []
+    assert found.kv_cache_quantization.dtype == "fp8"
+
+
 def test_tensors_quantized_and_no_config_says_so(tmp_path):
     _quantized(tmp_path, NVFP4)
     (tmp_path / "config.json").write_text(json.dumps(tiny()))
