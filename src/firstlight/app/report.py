@@ -6,10 +6,11 @@ import shlex
 import click
 
 from firstlight.app.elsewhere import tunnel_line
-from firstlight.app.output import emit
+from firstlight.app.output import emit, show_findings
 from firstlight.app.session import Session
 from firstlight.app.stages import prove
 from firstlight.core.figures import Figure
+from firstlight.core.findings import Severity
 from firstlight.core.run import Endpoint
 from firstlight.core.units import format_bytes, format_seconds
 from firstlight.core.verdict import BenchReport, Promise
@@ -41,6 +42,8 @@ def print_dry_run(session: Session) -> None:
     if session.plan_set is not None and session.machine is not None and session.plan_set.best is not None:
         looked = Looked(session.model, session.machine, session.plan_set.best.engine, session.install)
         show_plan(session.plan_set, looked, Planning(intent=session.intent))
+        planned = {(f.code, f.message) for f in session.plan_set.findings}
+        show_findings([f for f in session.findings if f.severity != Severity.NOTE and (f.code, f.message) not in planned], err=True)
     if session.adapter is not None and session.launch is not None:
         click.echo(f"\nwould start\n{session.adapter.command(session.launch)}")
 
