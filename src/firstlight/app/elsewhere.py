@@ -70,24 +70,24 @@ def folder_there(host: Host, run: str) -> str | None:
 
 
 class Reached(NamedTuple):
-    """breaks: how often the way to the endpoint was lost since."""
+    """lost: whether the way to the endpoint was lost since."""
 
     endpoint: Endpoint
-    breaks: Callable[[], int]
+    lost: Callable[[], bool]
 
 
 @contextmanager
 def reached(endpoint: Endpoint, host: Host) -> Iterator[Reached]:
     """The endpoint as it is reached from here: through ssh where it listens at another host's loopback. Raises HostError."""
     if host.is_local:
-        yield Reached(endpoint, lambda: 0)
+        yield Reached(endpoint, lambda: False)
         return
     url = urlsplit(endpoint.base_url)
     assert isinstance(host, SshHost)
     forward = Forward(host, url.port or 80, url.hostname or "127.0.0.1")
     with forward as local:
         near = msgspec.structs.replace(endpoint, base_url=urlunsplit(url._replace(netloc=f"127.0.0.1:{local}")))
-        yield Reached(near, lambda: forward.losses)
+        yield Reached(near, forward.lost)
 
 
 def reached_for_good(endpoint: Endpoint, host: Host) -> Endpoint:

@@ -11,6 +11,7 @@ from firstlight.probe.ssh import SshHost
 
 PATIENCE_SECONDS = 30.0
 AGAIN_SECONDS = 0.3
+SETTLE_SECONDS = 1.5
 HOPELESS = (b"Permission denied", b"Host key verification failed", b"Could not resolve")
 
 
@@ -42,10 +43,14 @@ class Forward:
         threading.Thread(target=self._keep, name="ssh-forward", daemon=True).start()
         return self.local
 
-    @property
-    def losses(self) -> int:
-        """How often the connection was lost, a loss of this very moment included."""
-        return self.breaks + (self._process is None or self._process.poll() is not None)
+    def lost(self) -> bool:
+        """Whether the connection was lost meanwhile. A request feels a cut before ssh has ended: that is waited for."""
+        deadline = time.monotonic() + SETTLE_SECONDS
+        while time.monotonic() < deadline:
+            if self.breaks or self._process is None or self._process.poll() is not None:
+                return True
+            time.sleep(0.05)
+        return False
 
     def __exit__(self, *_: object) -> None:
         self._closed.set()

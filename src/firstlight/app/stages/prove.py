@@ -1,5 +1,6 @@
 """What makes an endpoint worth having: verify, bench, report."""
 
+import asyncio
 import time
 from pathlib import Path
 
@@ -7,7 +8,7 @@ from firstlight.app.elsewhere import reached
 from firstlight.app.session import Session
 from firstlight.core.errors import Exit, FirstlightError
 from firstlight.core.run import Endpoint, RunState
-from firstlight.core.verdict import BenchReport, CheckResult, Verdict
+from firstlight.core.verdict import BenchReport, Blame, CheckResult, Verdict
 
 LOST_SECONDS = 300.0  # for so long an endpoint on another host is asked again when the connection is lost meanwhile
 
@@ -47,7 +48,7 @@ async def verify(session: Session) -> str:
                 api_key=api_key(endpoint),
                 claims=claims_for(session.checkpoint, session.plan_set.best.args if session.plan_set and session.plan_set.best else []),
             )
-            if verdict.passed or not way.breaks() or time.monotonic() > until:
+            if verdict.passed or not await asyncio.to_thread(way.lost) or time.monotonic() > until:
                 break
         session.emitter.emit("say", text=f"the connection to {session.host.name} was lost meanwhile: asking again")
     session.save(verdict, "verdict.json")
@@ -103,13 +104,18 @@ async def report(session: Session) -> str:
     """The run's last word. A verdict that failed is exit 6, and leaves the endpoint up, unverified, for a look."""
     if session.verdict is not None and not session.verdict.passed:
         failed = failed_checks(session.verdict)
+        blamed = [line for b in session.verdict.blame or [] for line in (_blame_head(b), *b.evidence[:1])]
         raise FirstlightError(
             "verification-failed",
             "the endpoint answers, and the answers did not pass",
-            evidence=tuple(f"{c.name}: {'; '.join(c.evidence[:2])}" for c in failed),
+            evidence=(*(f"{c.name}: {'; '.join(c.evidence[:2])}" for c in failed), *blamed),
             hint=f"firstlight up … {' '.join(f'--accept {c.name}' for c in failed)} accepts them; firstlight down {session.name} stops it",
             exit_code=Exit.VERIFICATION_FAILED,
         )
     if session.folder:
         session.folder.update(state=RunState.SERVING)
     return endpoint_of(session).base_url
+
+
+def _blame_head(entry: Blame) -> str:
+    return f"{'the culprit' if entry.culprit else 'not the culprit'}: {entry.knob}"
