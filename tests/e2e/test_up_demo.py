@@ -53,3 +53,30 @@ def test_foreground_ends_with_its_signal_and_leaves_nothing(firstlight: Firstlig
     process.communicate(timeout=60)
     assert process.returncode == 143
     assert not alive(run["engine_process"]["pid"])
+
+
+def test_a_wrong_chat_template_is_blamed_by_name(firstlight: Firstlight, demo_gguf: Path, tmp_path: Path) -> None:
+    template = tmp_path / "wrong.jinja"
+    template.write_text("{% for m in messages %}# # # #{% endfor %}")
+    words = (
+        "up",
+        str(demo_gguf),
+        "--name",
+        "demo",
+        "--skip",
+        "bench",
+        "--blame",
+        "--",
+        "--chat-template-file",
+        str(template),
+        "--threads",
+        "1",
+    )
+    blamed = firstlight(*words, seconds=240)
+    assert blamed.returncode == 6, blamed.stderr
+    run = firstlight.runs()[0]
+    verdict = json.loads((run_folder(run) / "verdict.json").read_text())
+    assert [b["knob"] for b in verdict["blame"] if b["culprit"]] == ["chat-template"]
+    assert "the culprit: chat-template" in blamed.stderr
+    assert run["state"] == "failed"
+    assert not alive(run["engine_process"]["pid"])

@@ -5,7 +5,7 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import NamedTuple
 
-from firstlight.app import rehearsing
+from firstlight.app import blaming, rehearsing
 from firstlight.app.remotecode import consent_to_remote_code
 from firstlight.app.session import Session
 from firstlight.app.stages import asking, beside, look, prove, start, watching
@@ -37,6 +37,7 @@ STAGES: tuple[Stage, ...] = (
     Stage("launch", "start the engine under a supervisor", start.launch),
     Stage("watch", "until it is ready, or until the first cause is known", watching.watch),
     Stage("verify", "prove that the answers make sense", prove.verify, skippable=True),
+    Stage("blame", "which knob makes the answers fail, with --blame", blaming.blame),
     Stage("bench", "measure, next to what was promised", prove.bench, skippable=True),
     Stage("report", "what is served, and what to do next", prove.report),
 )

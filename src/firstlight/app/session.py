@@ -40,6 +40,7 @@ class UpOptions:
     ask: str = "auto"
     restart: str = "on-failure"
     on_event: str | None = None
+    blame: bool = False
 
 
 @dataclass(kw_only=True)

@@ -90,7 +90,7 @@ def _close(session: Session, error: FirstlightError) -> None:
     """The run's state after a failure: an endpoint that failed verification is left up, anything else is over."""
     assert session.folder is not None
     with suppress(FirstlightError):
-        if error.exit_code is Exit.VERIFICATION_FAILED:
+        if error.exit_code is Exit.VERIFICATION_FAILED and session.supervisor is not None:
             session.folder.update(state=RunState.READY, reason="not verified", exit_code=int(error.exit_code))
         else:
             stop_engine(session)

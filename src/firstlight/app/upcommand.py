@@ -68,6 +68,7 @@ def make_session(options: dict[str, Any], planning: Planning) -> Session:
             ask=options["ask"],
             restart=options["restart"],
             on_event=options["on_event"],
+            blame=options["blame"],
         ),
         host=open_host(intent.host),
         adapters=load_adapters(),

@@ -37,6 +37,7 @@ EPILOG = "Stages, in order:\n\n\b\n" + "\n".join(f"  {s.name:10} {s.help}" for s
     "--restart", default="on-failure", show_default=True, type=click.Choice(["on-failure", "never"]), help="When a ready engine dies."
 )
 @click.option("--on-event", metavar="CMD", help="Run for ready, failed, restarted, …; FIRSTLIGHT_EVENT and FIRSTLIGHT_DATA say what.")
+@click.option("--blame", is_flag=True, help="When the answers fail, start again with one knob changed at a time and name the culprit.")
 @planning_options
 @output_option
 def command(model: str | None, output: str, **options: Any) -> int:

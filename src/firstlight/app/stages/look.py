@@ -169,23 +169,23 @@ async def plan(session: Session) -> str:
 
 async def _fitting_plan(session: Session) -> PlanSet:
     """The plan; where only its context does not fit, the one with the longest context that does. A dry run shows the first."""
-    found = await asyncio.to_thread(_plan, session)
+    found = await asyncio.to_thread(make_plan, session)
     shorter = fitting.shorter_context(found)
     if shorter is None or session.options.attempts < 2 or session.options.dry_run:
         return found
     fitting.note(session, found, shorter)
     session.intent = yielded(session.intent, [shorter])
     session.constraints.append(shorter)
-    return await asyncio.to_thread(_plan, session)
+    return await asyncio.to_thread(make_plan, session)
 
 
-def _plan(session: Session) -> PlanSet:
-    from firstlight.plan.plan import plan as make_plan
+def make_plan(session: Session) -> PlanSet:
+    from firstlight.plan.plan import plan as compute
 
     if session.machine is None or session.adapter is None:
         raise FirstlightError("no-machine", "the machine has not been probed", hint="run the probe stage first")
     version = session.install.version if session.install else None
-    return make_plan(
+    return compute(
         session.model,
         session.machine,
         session.intent,
