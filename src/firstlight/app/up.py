@@ -1,6 +1,7 @@
 """`up`: the pipeline with its surroundings: one name one run, signals, the last word."""
 
 import asyncio
+import os
 from contextlib import suppress
 
 import msgspec
@@ -14,6 +15,7 @@ from firstlight.core.errors import Exit, FirstlightError, UsageError
 from firstlight.core.intent import Intent
 from firstlight.core.plan import PlanSet
 from firstlight.core.run import TERMINAL, Run, RunState
+from firstlight.deploy.notify import Notifier
 from firstlight.launch.client import SupervisorClient
 
 AGAIN = ("verify", "report")
@@ -29,6 +31,8 @@ async def up(session: Session) -> None:
         if not await _verified_again(session):
             await _fresh(session)
     if session.options.foreground:
+        serving = session.endpoint.base_url if session.endpoint else ""
+        Notifier.from_environment(os.environ, os.getpid()).send(READY=1, STATUS=f"serving {session.name} at {serving}")
         await _stay(session)
 
 

@@ -13,6 +13,7 @@ from firstlight.app import flow
 from firstlight.app.consent import Consent
 from firstlight.app.emitter import Emitter
 from firstlight.app.keys import generated_key, key_path
+from firstlight.app.notifying import NotifyProgress
 from firstlight.app.plan_options import Planning
 from firstlight.app.progress import JsonLines, LiveProgress, PlainProgress, choose_progress
 from firstlight.app.session import Session, UpOptions
@@ -22,6 +23,7 @@ from firstlight.core.errors import Exit, UsageError
 from firstlight.core.ids import slug
 from firstlight.core.intent import Intent
 from firstlight.core.saved import SavedPlan
+from firstlight.deploy.notify import Notifier
 
 
 def run_up(model: str | None, output: str, options: dict[str, Any], planning: Planning, *, saved: SavedPlan | None = None) -> int:
@@ -31,6 +33,8 @@ def run_up(model: str | None, output: str, options: dict[str, Any], planning: Pl
     stages = [s.name for s in (flow.stages_between("inspect", "plan") if session.options.dry_run else flow.STAGES)]
     progress = choose_progress(output, f"firstlight up {session.intent.model}", stages)
     session.emitter.listeners.append(progress)
+    if session.options.foreground:
+        session.emitter.listeners.append(NotifyProgress(Notifier.from_environment(os.environ, os.getpid()), session.name, stages))
     code = asyncio.run(_guarded(session, progress))
     if code is Exit.OK:
         _last_word(session, output)
