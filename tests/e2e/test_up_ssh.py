@@ -14,6 +14,9 @@ import pytest
 from e2e_runner import Firstlight, wait_for
 from systemd_machine import SystemdMachine
 
+from firstlight.app.elsewhere import ship_model
+from firstlight.probe.ssh import SshHost
+
 CUTS = 20
 PAUSE = 2.0
 USER, HOME_THERE = "llm", "/home/späce of llm"
@@ -187,6 +190,29 @@ def test_a_model_that_is_fetched_here_is_copied_there(far: Far, firstlight: Firs
     assert firstlight("down", "far").returncode == 0
 
 
+@pytest.mark.parametrize("tool", ["rsync", "sftp"])
+def test_folders_are_copied_with_what_their_links_lead_to(far: Far, tool: str, tmp_path: Path) -> None:
+    if shutil.which(tool) is None:
+        pytest.skip(f"{tool} is not on this machine")
+    blobs, folder = tmp_path / "blobs", tmp_path / f"a model, {tool} ü"
+    (folder / "sub folder").mkdir(parents=True)
+    blobs.mkdir()
+    (blobs / "b1").write_bytes(b"weights")
+    (folder / 'model "one".safetensors').symlink_to(blobs / "b1")
+    (folder / "sub folder" / "config.json").write_text("{}")
+    if tool == "sftp":
+        far.machine.run("mv", "/usr/bin/rsync", "/usr/bin/rsync.away")
+    try:
+        there = ship_model(SshHost(HOST), str(folder))
+    finally:
+        far.machine.run("mv", "/usr/bin/rsync.away", "/usr/bin/rsync")
+    assert there == f"{HOME_THERE}/.cache/firstlight/models/{folder.name}"
+    assert far.machine.path(f'{there}/model "one".safetensors').read_bytes() == b"weights"
+    assert not far.machine.path(f'{there}/model "one".safetensors').is_symlink()
+    assert far.machine.path(f"{there}/sub folder/config.json").read_text() == "{}"
+
+
+@pytest.mark.llamacpp
 def test_a_key_is_shipped_into_a_file_of_its_owner_alone(far: Far, firstlight: Firstlight, gguf_there: str, tmp_path: Path) -> None:
     key = tmp_path / "key"
     key.write_text("canary-5dd01")

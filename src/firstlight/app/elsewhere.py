@@ -123,7 +123,9 @@ def ship_key(host: Host, spec: LaunchSpec, folder: str) -> LaunchSpec:
 
 
 def ship_model(host: Host, path: str) -> str:
-    """Copies a fetched model (a folder or file; links are followed) to the host's cache, resumable. Returns its path there.
+    """Copies a fetched model (a folder or file; links are followed) to the host's cache; rsync goes on where it stopped.
+
+    Returns its path there.
 
     Raises HostError `copy-failed`, `copy-impossible`.
     """
@@ -156,19 +158,31 @@ def _rsynced(host: SshHost, path: str, target: str) -> str:
 
 
 def _put(host: SshHost, path: str, target: str) -> str:
-    """sftp's own quoting: a word in double quotes, with backslashes before quotes and backslashes."""
-    host.mkdir(target) if os.path.isdir(path) else None
-    source = f"{path.rstrip('/')}/." if os.path.isdir(path) else path
-    batch = f"put -r -a {_quoted(source)} {_quoted(target)}\n" if os.path.isdir(path) else f"put {_quoted(source)} {_quoted(target)}\n"
+    """File by file, because sftp's own recursion leaves links out. Quoted as sftp wants: double quotes, backslashes before both."""
+    lines = []
+    for source, there in _files(path, target):
+        host.mkdir(posixpath.dirname(there))
+        lines.append(f"put {_quoted(source)} {_quoted(there)}\n")
     words = host.argv()
-    options = [w for w in words[1:-2] if w.startswith("-o")] + [w for i, w in enumerate(words) if w == "-F" or words[i - 1] == "-F"]
+    options = [w for i, w in enumerate(words[:-2]) if w.startswith("-o") or w == "-F" or words[i - 1] == "-F"]
     done = subprocess.run(
         ["sftp", *options, *_sftp_login(words), "-b", "-", words[-1]],
-        input=batch.encode(), capture_output=True, timeout=COPY_SECONDS, check=False,
+        input="".join(lines).encode(), capture_output=True, timeout=COPY_SECONDS, check=False,
     )  # fmt: skip
     if done.returncode != 0:
         raise _not_copied(host, path, done.stderr)
     return target
+
+
+def _files(path: str, target: str) -> Iterator[tuple[str, str]]:
+    """Each file and its place there; links are followed."""
+    if not os.path.isdir(path):
+        yield path, target
+        return
+    for folder, _, names in os.walk(path, followlinks=True):
+        relative = os.path.relpath(folder, path)
+        for name in names:
+            yield os.path.join(folder, name), posixpath.normpath(posixpath.join(target, relative, name))
 
 
 def _sftp_login(words: list[str]) -> list[str]:
