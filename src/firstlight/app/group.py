@@ -8,7 +8,8 @@ import click
 
 from firstlight import __version__
 from firstlight.app.commands import SECTIONS, VERBS
-from firstlight.core.errors import Exit, FirstlightError
+from firstlight.app.terminal import colour
+from firstlight.core.errors import Exit, FirstlightError, UsageError
 
 
 class LazyGroup(click.Group):
@@ -43,7 +44,8 @@ def firstlight() -> None:
 def run(argv: list[str]) -> int:
     """Runs one command line and returns its exit code; expected failures are shown as messages, never as tracebacks."""
     try:
-        result: Any = firstlight.main(args=argv, prog_name="firstlight", standalone_mode=False)
+        _readable(argv)
+        result: Any = firstlight.main(args=argv, prog_name="firstlight", standalone_mode=False, color=colour())
     except FirstlightError as e:
         return _shown(e, argv)
     except click.UsageError as e:
@@ -60,6 +62,12 @@ def run(argv: list[str]) -> int:
     except Exception as e:
         return _unexpected(e)
     return int(result) if isinstance(result, int) else Exit.OK
+
+
+def _readable(argv: list[str]) -> None:
+    """What is asked for is written down as JSON, which carries text only. Raises UsageError `not-utf8`."""
+    if odd := [word for word in argv if not word.isprintable() and word.encode("utf-8", "replace").decode() != word]:
+        raise UsageError("not-utf8", "a name is not UTF-8", evidence=(ascii(odd[0]),), hint="rename it, or reach it through a link")
 
 
 def _shown(error: FirstlightError, argv: list[str]) -> int:

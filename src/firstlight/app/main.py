@@ -10,5 +10,7 @@ def main() -> None:
         print(f"firstlight {__version__}")
         return
     from firstlight.app.group import run
+    from firstlight.app.terminal import prepare_streams
 
+    prepare_streams()
     sys.exit(run(sys.argv[1:]))

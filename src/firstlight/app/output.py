@@ -1,13 +1,16 @@
 """stdout is the result, stderr is progress and hints; `-o human|json|jsonl`."""
 
 import os
+import shutil
 import sys
+import textwrap
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple, TextIO, TypeVar
 
 import click
 import msgspec
 
+from firstlight.app.terminal import colour
 from firstlight.core.errors import FirstlightError
 from firstlight.core.findings import Finding, Severity
 from firstlight.core.schema import SCHEMA, encode
@@ -35,8 +38,14 @@ def emit(value: msgspec.Struct, output: str, human: Callable[[], None]) -> None:
     if output == "human":
         human()
     else:
-        sys.stdout.write(encode(value, indent=2 if output == "json" else 0).decode())
-        sys.stdout.flush()
+        write_json(encode(value, indent=2 if output == "json" else 0))
+
+
+def write_json(document: bytes) -> None:
+    """JSON is UTF-8 whatever the terminal's encoding is, and reaches a pipe at once."""
+    sys.stdout.flush()
+    sys.stdout.buffer.write(document)
+    sys.stdout.buffer.flush()
 
 
 def emit_rows(kind: str, rows: Iterable[msgspec.Struct], output: str, human: Callable[[], None]) -> None:
@@ -45,10 +54,10 @@ def emit_rows(kind: str, rows: Iterable[msgspec.Struct], output: str, human: Cal
         human()
     elif output == "jsonl":
         for row in rows:
-            sys.stdout.write(encode(row, indent=0).decode())
+            write_json(encode(row, indent=0))
     else:
         document = {"schema": SCHEMA, "kind": f"{kind}List", "items": [msgspec.to_builtins(r) for r in rows]}
-        sys.stdout.write(msgspec.json.format(msgspec.json.encode(document)).decode() + "\n")
+        write_json(msgspec.json.format(msgspec.json.encode(document)) + b"\n")
 
 
 class Glyphs(NamedTuple):
@@ -84,7 +93,14 @@ def console(*, err: bool = False) -> "Console":
     """A rich console that respects NO_COLOR, width and pipes."""
     from rich.console import Console
 
-    return Console(stderr=err, highlight=False, emoji=False, markup=False, soft_wrap=not sys.stdout.isatty())
+    return Console(
+        stderr=err,
+        highlight=False,
+        emoji=False,
+        markup=False,
+        soft_wrap=not sys.stdout.isatty(),
+        color_system=None if colour() is False else "auto",
+    )
 
 
 def say(text: str = "") -> None:
@@ -114,8 +130,20 @@ def show_findings(findings: Iterable[Finding], *, err: bool = False) -> None:
     for finding in sorted(findings, key=lambda f: order.index(f.severity)):
         head, *rest = finding_lines(finding, marks)
         click.secho(head, fg=_STYLE[finding.severity][1], err=err)
-        for line in rest:
-            click.echo(line, err=err)
+        _echo_block(rest, err=err)
+
+
+def _echo_block(lines: Iterable[str], *, err: bool) -> None:
+    """On a terminal a long sentence goes on under its own beginning; hints stay whole, to be copied."""
+    stream = sys.stderr if err else sys.stdout
+    width = shutil.get_terminal_size().columns if stream.isatty() else 0
+    for line in lines:
+        indent = " " * (len(line) - len(line.lstrip()))
+        keep = width < 40 or len(line) <= width or line.lstrip().startswith(tuple(g.arrow for g in (UNICODE, ASCII)))
+        fold = textwrap.TextWrapper(width - 1, subsequent_indent=indent + "  ", break_long_words=False, break_on_hyphens=False)
+        folded = [line] if keep else fold.wrap(line)
+        for part in folded:
+            click.echo(part, err=err)
 
 
 def error_lines(error: FirstlightError, marks: Glyphs) -> list[str]:
@@ -137,9 +165,8 @@ def show_error(error: FirstlightError, *, as_json: bool = False) -> None:
             "hint": error.hint,
             "exit_code": int(error.exit_code),
         }
-        sys.stdout.write(msgspec.json.format(msgspec.json.encode(document)).decode() + "\n")
+        write_json(msgspec.json.format(msgspec.json.encode(document)) + b"\n")
         return
     head, *rest = error_lines(error, glyphs(sys.stderr))
-    click.secho(head, fg="red", err=True)
-    for line in rest:
-        click.echo(line, err=True)
+    click.secho(head, fg="red", err=True, color=colour())
+    _echo_block(rest, err=True)

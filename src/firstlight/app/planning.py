@@ -32,13 +32,20 @@ def compute(planning: Planning, looked: Looked) -> PlanSet:
     from firstlight.plan.plan import plan
 
     found = plan(looked.checkpoint, looked.machine, planning.intent, engine=looked.engine, install=looked.install)
-    extra = [f for f in looked.checkpoint.findings if f.code in ("weights-absent", "tensors-derived", "shard-missing", "shard-truncated")]
-    notes = [msgspec.structs.replace(f, severity=_no_blocker(f)) for f in extra]
-    return msgspec.structs.replace(found, findings=[*found.findings, *notes])
+    extra = [f for f in looked.checkpoint.findings if f.severity is Severity.BLOCKER or f.code in ("weights-absent", "tensors-derived")]
+    notes = [f if _spoils_figures(f) else msgspec.structs.replace(f, severity=_no_blocker(f)) for f in extra]
+    verdict = "blocked" if any(_spoils_figures(f) for f in notes) else found.verdict
+    return msgspec.structs.replace(found, verdict=verdict, findings=[*found.findings, *notes])
+
+
+def _spoils_figures(finding: Finding) -> bool:
+    """A config that says nothing, or nonsense: what is computed from it is no answer."""
+    about_config = finding.code.startswith("config-") or finding.message.startswith("config.json")
+    return finding.severity is Severity.BLOCKER and about_config
 
 
 def _no_blocker(finding: Finding) -> Severity:
-    """A plan can be made without weights; only starting it cannot."""
+    """A plan can be made without weights or a tokenizer; only starting it cannot."""
     return Severity.WARNING if finding.severity is Severity.BLOCKER else finding.severity
 
 

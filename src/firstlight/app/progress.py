@@ -2,17 +2,18 @@
 
 import sys
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 from msgspec import Struct
 
-from firstlight.app.output import Glyphs, glyphs
+from firstlight.app.output import ASCII, Glyphs, console, glyphs, write_json
 from firstlight.core.events import Event
 from firstlight.core.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
+    from rich.text import Text
 
 
 class StageView(Struct):
@@ -89,16 +90,22 @@ _LOOK = {
 }
 
 
+def fitting(views: list[StageView], rows: int) -> list[StageView]:
+    """As many stages as a low terminal shows: what waits goes first, from its end, then what is over, from its beginning."""
+    while len(views) > max(1, rows) and views[-1].state == "waiting":
+        views = views[:-1]
+    return views[-max(1, rows) :]
+
+
 class LiveProgress:
     """One live block: stages done, now and next; the running one has the bar, elapsed and expected."""
 
     def __init__(self, board: Board) -> None:
-        from rich.console import Console
         from rich.live import Live
 
         self.board = board
         self.marks = glyphs(sys.stderr)
-        self.console = Console(stderr=True, highlight=False, emoji=False, markup=False)
+        self.console = console(err=True)
         self.live = Live(get_renderable=self.render, console=self.console, refresh_per_second=8, transient=False)
 
     def __enter__(self) -> "LiveProgress":
@@ -114,22 +121,27 @@ class LiveProgress:
             self.live.console.print(str(event.data.get("text", "")))
 
     def render(self) -> "RenderableType":
-        from rich.table import Table
+        """A line a stage. Names and times are always whole; what is between them gives way to a narrow terminal."""
+        from rich.console import Group
+
+        names = max((len(name) for name in self.board.stages), default=0)
+        return Group(*(self._row(view, names) for view in fitting(list(self.board.stages.values()), self.console.height - 1)))
+
+    def _row(self, view: StageView, names: int) -> "Text":
         from rich.text import Text
 
-        grid = Table.grid(padding=(0, 1))
-        grid.add_column(no_wrap=True)
-        grid.add_column(no_wrap=True)
-        grid.add_column(overflow="ellipsis", no_wrap=True)
-        grid.add_column(justify="right", no_wrap=True)
-        for view in self.board.stages.values():
-            glyph, style = _LOOK[view.state]
-            mark = " " if view.state == "waiting" else getattr(self.marks, glyph)
-            dim = "dim" if view.state in ("waiting", "skipped") else ""
-            grid.add_row(Text(mark, style=style), Text(view.name, style=dim), self._middle(view), Text(self._time(view), style="dim"))
-        return grid
+        glyph, style = _LOOK[view.state]
+        took = self._time(view)
+        middle = self._middle(view)
+        room = max(0, self.console.width - names - len(took) - 5)
+        middle.truncate(room, overflow="crop" if self.marks is ASCII else "ellipsis", pad=True)
+        line = Text(no_wrap=True, overflow="crop")
+        line.append(" " if view.state == "waiting" else getattr(self.marks, glyph), style=style)
+        line.append(f" {view.name:{names}} ", style="dim" if view.state in ("waiting", "skipped") else "")
+        line.append_text(middle)
+        return line.append(f" {took}", style="dim")
 
-    def _middle(self, view: StageView) -> Any:
+    def _middle(self, view: StageView) -> "Text":
         from rich.text import Text
 
         if view.state != "running":
@@ -190,8 +202,7 @@ class JsonLines:
     def __call__(self, event: Event) -> None:
         from firstlight.core.schema import encode
 
-        sys.stdout.write(encode(event, indent=0).decode())
-        sys.stdout.flush()
+        write_json(encode(event, indent=0))
 
 
 def choose_progress(output: str, title: str, stages: list[str]) -> LiveProgress | PlainProgress | JsonLines:

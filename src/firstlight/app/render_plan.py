@@ -93,7 +93,8 @@ def _summary(found: PlanSet) -> Iterator[str]:
 def _times(predicted: Predicted) -> Iterator[str]:
     speed, ready = predicted.decode_tokens_per_second_upper_bound, predicted.ready_seconds
     if speed.high:
-        yield f"one user: at most {speed.high:.0f} tokens/s, {speed.low:.0f} to {speed.mid:.0f} likely"
+        likely = "" if speed.low is None or speed.mid is None else f", {speed.low:.0f} to {speed.mid:.0f} likely"
+        yield f"one user: at most {speed.high:.0f} tokens/s{likely}"
     if ready.known:
         yield f"ready in {format_seconds(ready.low)} to {format_seconds(ready.high)}"
 

@@ -4,7 +4,7 @@ import sys
 
 import click
 
-from firstlight.app.output import output_option
+from firstlight.app.output import output_option, write_json
 
 
 @click.command("watch", short_help="read an engine's log as an expert does")
@@ -39,8 +39,7 @@ def command(what: str, replay: bool, engine: str | None, output: str) -> int:
             view.beat(item) if isinstance(item, Beat) else view.event(item)
         else:
             made = beat_event(item, count, target.name) if isinstance(item, Beat) else as_event(item, count, target.name)
-            sys.stdout.write(encode(made, indent=0).decode())
-            sys.stdout.flush()
+            write_json(encode(made, indent=0))
 
     log = asyncio.run(watch_target(target, take, replay=replay))
     if output == "human":
