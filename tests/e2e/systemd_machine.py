@@ -3,6 +3,7 @@
 It boots a target that holds nothing but our own units, so that none of the machine's services, and no clean-up of /tmp, ever runs.
 """
 
+import json
 import os
 import shutil
 import signal
@@ -11,6 +12,7 @@ import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -51,6 +53,16 @@ import fcntl, socket, struct
 s = socket.socket()
 name, flags = struct.unpack("16sh", fcntl.ioctl(s, 0x8913, struct.pack("16sh14x", b"lo", 0))[:18])
 fcntl.ioctl(s, 0x8914, struct.pack("16sh14x", b"lo", flags | 1))
+"""
+
+_POST = """
+import sys, urllib.error, urllib.request
+headers = {"Content-Type": "application/json", "Authorization": "Bearer " + sys.stdin.read().strip()}
+try:
+    answer = urllib.request.urlopen(urllib.request.Request(sys.argv[1], sys.argv[2].encode(), headers), timeout=60)
+except urllib.error.HTTPError as e:
+    answer = e
+print(answer.status, answer.read().decode(), sep="\\n")
 """
 
 
@@ -132,6 +144,13 @@ class SystemdMachine:
             timeout=seconds,
             check=False,
         )
+
+    def post(self, url: str, body: Mapping[str, Any], *, key: str) -> tuple[int, Any]:
+        """Status and JSON of a request that is made inside, where the endpoint is; the key goes on standard input."""
+        argv = [*self.enter(), sys.executable, "-c", _POST, url, json.dumps(body)]
+        done = subprocess.run(argv, input=key, capture_output=True, text=True, timeout=90, check=False)
+        status, _, text = done.stdout.partition("\n")
+        return int(status or 0), json.loads(text or "null")
 
     def enter(self) -> list[str]:
         return ["nsenter", "-t", str(self.pid), "-m", "-p", "-C", "-u", *self._net, "--"]

@@ -4,7 +4,6 @@ import json
 import os
 import sys
 import time
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -25,7 +24,7 @@ class Served:
         self.folder = folder
         self.home = folder / "home with späce"
         self.home.mkdir(parents=True)
-        self.machine = SystemdMachine(folder / "machine")
+        self.machine = SystemdMachine(folder / "machine", own_network=True)
         names = {"STATE": "state", "CACHE": "cache", "DATA": "data", "CONFIG": "config"}
         self.env = {"HOME": str(self.home), "CI": "1", **{f"XDG_{k}_HOME": str(self.home / v) for k, v in names.items()}}
 
@@ -76,11 +75,8 @@ class Served:
     def answers(self) -> bool:
         launch = json.loads(self.machine.path("/etc/firstlight/services/tiny/launch.json").read_text())
         body = {"model": launch["served_model_name"], "messages": [{"role": "user", "content": "hello"}], "max_tokens": 4}
-        url = f"http://127.0.0.1:{launch['port']}/v1/chat/completions"
-        headers = {"Content-Type": "application/json", "Authorization": f"Bearer {CANARY}"}
-        request = urllib.request.Request(url, json.dumps(body).encode(), headers)
-        with urllib.request.urlopen(request, timeout=10) as answer:
-            return bool(json.loads(answer.read())["choices"])
+        status, answer = self.machine.post(f"http://127.0.0.1:{launch['port']}/v1/chat/completions", body, key=CANARY)
+        return status == 200 and bool(answer["choices"])
 
 
 @pytest.fixture(scope="module")
@@ -273,7 +269,7 @@ def test_others_that_hold_the_port_are_named_with_their_unit(served: Served) -> 
     old.write_text(f"[Service]\nExecStart={sys.executable} -m http.server --bind 127.0.0.1 {port}\n[Install]\nWantedBy=multi-user.target\n")
     served.machine.run("systemctl", "daemon-reload")
     served.machine.run("systemctl", "start", "old-vllm")
-    wait_for(lambda: f":{port:04X}" in Path("/proc/net/tcp").read_text())
+    wait_for(lambda: f":{port:04X}" in served.machine.run("cat", "/proc/net/tcp").stdout)
     words = ("service", "install", "tiny", "--system", "--watchdog", "10", "--ignore", "throw-away-environment")
     refused = served.cli(*words, ok=False)
     assert "old-vllm.service" in refused

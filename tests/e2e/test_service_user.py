@@ -3,8 +3,6 @@
 import json
 import shutil
 import sys
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,7 +16,7 @@ RUNTIME = "/run/user/0"
 
 class Home:
     def __init__(self, folder: Path) -> None:
-        self.machine = SystemdMachine(folder / "machine")
+        self.machine = SystemdMachine(folder / "machine", own_network=True)
         self.home = folder / "home"
         self.home.mkdir()
         names = {"STATE": "state", "CACHE": "cache", "DATA": "data", "CONFIG": "config"}
@@ -74,21 +72,18 @@ def test_the_demo_as_a_service_of_its_user(home: Home) -> None:
     assert (home.machine.path(home.home / "config" / "firstlight" / "keys" / "demo.key")).stat().st_mode & 0o777 == 0o600
     assert key not in home.systemctl("cat", UNIT) + home.systemctl("show", UNIT) + home.machine.run("ps", "-eo", "args").stdout
     endpoint = json.loads(home.machine.path(home.home / "config/firstlight/services/demo/endpoint.json").read_text())
-    assert _answer(endpoint, key).strip()
-    with pytest.raises(urllib.error.HTTPError, match="401"):
-        _answer(endpoint, "another")
+    assert _answer(home, endpoint, key)[1].strip()
+    assert _answer(home, endpoint, "another")[0] == 401
     pid = home.systemctl("show", UNIT, "-p", "MainPID").strip().partition("=")[2]
     home.machine.run("kill", "-9", pid)
     wait_for(lambda: home.state() == "active" and f"={pid}\n" not in home.systemctl("show", UNIT, "-p", "MainPID"), 90)
-    assert _answer(endpoint, key).strip()
+    assert _answer(home, endpoint, key)[1].strip()
     assert "is removed" in home.cli("service", "uninstall", "demo")
     assert "llamacpp" not in home.machine.run("ps", "-eo", "args").stdout
 
 
-def _answer(endpoint: dict[str, str], key: str) -> str:
+def _answer(home: Home, endpoint: dict[str, str], key: str) -> tuple[int, str]:
     question = {"role": "user", "content": "What is the capital of France?"}
     body = {"model": endpoint["model"], "messages": [question], "max_tokens": 24, "temperature": 0}
-    headers = {"Content-Type": "application/json", "Authorization": f"Bearer {key}"}
-    request = urllib.request.Request(f"{endpoint['base_url']}/chat/completions", json.dumps(body).encode(), headers)
-    with urllib.request.urlopen(request, timeout=60) as answer:
-        return str(json.loads(answer.read())["choices"][0]["message"]["content"])
+    status, answer = home.machine.post(f"{endpoint['base_url']}/chat/completions", body, key=key)
+    return status, answer["choices"][0]["message"]["content"] if status == 200 else ""
