@@ -97,6 +97,7 @@ def test_overrides_are_merged_into_the_users_own() -> None:
             {"num_hidden_layers": 4, "layer_types": ["a", "b", "a", "b"], "hybrid_override_pattern": "M*M*", "dtype": "bf16"},
             {"num_hidden_layers": 3, "layer_types": ["a", "b", "a"], "hybrid_override_pattern": "M*M"},
         ),
+        ({"num_hidden_layers": 7, "scoring_func": "sigmoid", "eos_token_id": [1, 2, 3, 4, 5, 6, 7]}, {"num_hidden_layers": 3}),
         ({"hidden_size": 8}, {}),
     ],
 )

@@ -71,9 +71,16 @@ def truncation(config: Mapping[str, Any], layers: int) -> dict[str, Any]:
         return {}
     cut: dict[str, Any] = {"num_hidden_layers": layers}
     for key, value in inner.items():
-        if isinstance(value, list | str) and len(value) == count and count > 1 and key not in ("model_type", "_name_or_path", "dtype"):
+        if _entry_a_layer(key, value) and len(value) == count and count > 1:
             cut[key] = value[:layers]
     return {nest: cut} if nest else cut
+
+
+def _entry_a_layer(key: str, value: Any) -> bool:
+    """A string is one only by name (`hybrid_override_pattern: "M-M*"`): "sigmoid" has seven letters, and a model may have seven layers."""
+    if isinstance(value, str):
+        return key.endswith("pattern")
+    return isinstance(value, list) and not key.endswith("token_id")
 
 
 def merged(own: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
