@@ -82,6 +82,48 @@ def test_the_demo_as_a_service_of_its_user(home: Home) -> None:
     assert "llamacpp" not in home.machine.run("ps", "-eo", "args").stdout
 
 
+USER, THERE = "llm", "/home/llm of späce"
+
+
+@pytest.mark.llamacpp
+def test_root_installs_a_system_service_that_runs_as_the_user_who_verified(home: Home, demo_gguf: Path) -> None:
+    inside = home.machine.run
+    assert inside("useradd", "-m", "-d", THERE, "-s", "/bin/bash", USER).returncode == 0
+    for path in (Path(sys.executable), Path(sys.executable).resolve(), Path(__file__)):
+        inside("chmod", "o+x", *map(str, path.absolute().parents))
+    model = f"{THERE}/my model.gguf"
+    shutil.copy(demo_gguf, home.machine.path(model))
+    inside("chown", USER, model)
+    words = [
+        "up",
+        model,
+        "--name",
+        "theirs",
+        "--engine",
+        "llamacpp",
+        "--engine-python",
+        sys.executable,
+        "--skip",
+        "bench",
+        "--context",
+        "2048",
+    ]
+    login = ["env", "-i", f"HOME={THERE}", "PATH=/usr/bin:/bin", "CI=1", sys.executable, "-m", "firstlight"]
+    up = inside("runuser", "-u", USER, "--", *login, *words, "--generate-key", "--", "--threads", "1", seconds=240)
+    assert up.returncode == 0, up.stderr
+    (run,) = home.machine.path(f"{THERE}/.local/state/firstlight/runs").iterdir()
+    folder = f"{THERE}/.local/state/firstlight/runs/{run.name}"
+    root = ["env", "-i", "HOME=/root", "PATH=/usr/sbin:/usr/bin:/sbin:/bin", "CI=1", sys.executable, "-m", "firstlight", "service"]
+    installed = inside(*root, "install", folder, "--system", "--yes", "--ignore", "throw-away-environment", seconds=240)
+    assert installed.returncode == 0, installed.stdout + installed.stderr
+    owners = set(inside("ps", "-eo", "user:20,args").stdout.splitlines())
+    assert [o.split()[0] for o in owners if "service run" in o or "supervisor.pyz" in o or "--alias" in o] == [USER] * 3
+    shown = inside("systemd-analyze", "security", "--no-pager", "firstlight-theirs.service").stdout.strip().splitlines()[-1]
+    assert float(shown.partition("service: ")[2].split()[0]) < 3.5, shown
+    assert inside(*root, "uninstall", "theirs").returncode == 0
+    assert inside("pgrep", "-u", USER).stdout == ""
+
+
 def _answer(home: Home, endpoint: dict[str, str], key: str) -> tuple[int, str]:
     question = {"role": "user", "content": "What is the capital of France?"}
     body = {"model": endpoint["model"], "messages": [question], "max_tokens": 24, "temperature": 0}

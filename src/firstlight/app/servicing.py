@@ -130,12 +130,21 @@ def install(wanted: Wanted, consent: Consent, say: Callable[[str], None]) -> Uni
     target = service_folder(deployment.name, wanted.scope)
     copy_structs(folder, target)
     write_record(target, _record(deployment, run, folder, wanted, version))
+    hand_over(target, deployment.uid, deployment.gid)
     systemd.install(deployment.name, render_unit(deployment, unit_options(deployment, wanted, target, version)))
     if not wanted.start:
         return systemd.state(unit_name(deployment.name))
     systemd.call("reset-failed", unit_name(deployment.name)) if systemd.state(unit_name(deployment.name)).active == "failed" else None
     systemd.call("start", "--no-block", unit_name(deployment.name))
     return wait(systemd, deployment.name, say)
+
+
+def hand_over(folder: Path, uid: int, gid: int) -> None:
+    """The service's documents are its user's alone: variables of an engine may be nobody else's business."""
+    for path in (folder, *folder.iterdir()):
+        os.chmod(path, 0o700 if path == folder else 0o600)
+        if os.getuid() == 0:
+            os.chown(path, uid, gid)
 
 
 def _record(deployment: Deployment, run: Run, folder: RunFolder, wanted: Wanted, version: int) -> ServiceRecord:
