@@ -54,11 +54,12 @@ class Unit(Struct, kw_only=True):
 class _Stream:
     """What one process is in the middle of printing."""
 
-    __slots__ = ("chain", "flat", "frames", "indent", "linked", "open", "order", "source", "unit")
+    __slots__ = ("chain", "flat", "frames", "indent", "linked", "open", "order", "shift", "source", "unit")
 
     def __init__(self) -> None:
         self.open = False
         self.indent = 0
+        self.shift = 0
         self.flat = False
         self.frames: list[str] = []
         self.unit: Unit | None = None
@@ -106,6 +107,7 @@ class Collector:
     def _begin(self, stream: _Stream, line: Line) -> None:
         stream.open, stream.flat, stream.frames, stream.source = True, False, [], line.source
         stream.indent = len(line.text) - len(line.text.lstrip(" "))
+        stream.shift = 0
         if stream.linked:
             stream.order += 1
         else:
@@ -114,6 +116,11 @@ class Collector:
         stream.linked = False
 
     def _inside(self, stream: _Stream, line: Line, text: str) -> list[Unit]:
+        stripped = text.lstrip(" ")
+        if stripped.startswith('File "') and not stream.frames:
+            stream.shift = max(0, len(text) - len(stripped) - 2)
+        if stream.shift and len(text) - len(stripped) == stream.shift and _EXCEPTION.match(stripped):
+            text = stripped
         if text[:1] in (" ", "\t") or not text.strip():
             if len(stream.frames) >= FRAMES_KEPT:
                 del stream.frames[1]

@@ -140,6 +140,7 @@ _PLAIN = re.compile(
     r"(?:(DEBUG|INFO|WARNING|ERROR|CRITICAL) (\d\d-\d\d \d\d:\d\d:\d\d) \[([\w.]+\.py:\d+)\] ?"
     r"|(INFO|WARNING|ERROR): +)"
 )
+_CUT = re.compile(r"(?:APIServer|EngineCore|VllmWorker|RayWorker|Worker)[\w ]{0,40}pid=\d+(?:, ip=[\w.:]+)?\) ")
 _SECOND = re.compile(r"pid=\d+\) |it/s\]|s/it\]|(?:INFO|ERROR|WARNING) \d\d-")
 
 
@@ -156,6 +157,8 @@ def parse(number: int, raw: str) -> list[Line]:
         raw = _ANSI_NAMED.sub("", raw)
     if raw.startswith("> "):
         raw = raw[2:]
+    if "pid=" in raw[:48] and _CUT.match(raw):
+        raw = f"({raw}"
     if raw.startswith("{"):
         raw = _unwrapped(raw)
     if raw[:1] == " " and (m := _INDENTED.match(raw)):
