@@ -42,12 +42,12 @@ def _proof(client: SupervisorClient, kill: bool) -> dict[str, Any]:
     exit_record = client.exit() or status.exit or {}
     found = exit_record.get("proof")
     proof = found if isinstance(found, dict) else client.sweep()
-    return proof if _supervisor_ended(client) else {**proof, "clean": False, "supervisor": "does not end"}
+    return proof if supervisor_ended(client) else {**proof, "clean": False, "supervisor": "does not end"}
 
 
-def _supervisor_ended(client: SupervisorClient) -> bool:
+def supervisor_ended(client: SupervisorClient, seconds: float = SUPERVISOR_SECONDS) -> bool:
     """The supervisor answers before it is gone itself: it is waited for."""
-    deadline = time.monotonic() + SUPERVISOR_SECONDS
+    deadline = time.monotonic() + seconds
     while find_processes(client.host, client.folder).supervised:
         if time.monotonic() > deadline:
             return False

@@ -7,16 +7,19 @@ from typing import Any
 import msgspec
 
 from firstlight.app import flow
+from firstlight.app.ending import supervisor_ended
 from firstlight.app.session import Session
 from firstlight.app.stages.watching import EngineFailed
 from firstlight.app.stages.yielding import yielded
 from firstlight.app.steps import Step
 from firstlight.app.story import tell
 from firstlight.core.diagnosis import Diagnosis, Remedy, Safety
+from firstlight.core.errors import FirstlightError
 from firstlight.core.ids import digest
 from firstlight.core.plan import Constraint
 
 ATTEMPT = ("overlay", "launch", "watch")
+SWEEP_SECONDS = 30.0
 
 ANOTHER_PORT = Remedy(change={"port": None}, safety=Safety.SAFE, because="nobody asked for this port, and another is as good")
 
@@ -75,7 +78,7 @@ def constraints_of(diagnosis: Diagnosis, remedy: Remedy) -> list[Constraint]:
 
 async def _plan_again(session: Session, constraints: Sequence[Constraint], seen: set[str], failure: EngineFailed) -> None:
     """The next plan under the new constraints. Raises the failure when the plan would be one that was tried."""
-    session.supervisor = None
+    await asyncio.to_thread(_swept, session)
     await _release(session)
     session.attempt += 1
     if all(c.field == "port" for c in constraints):
@@ -85,6 +88,21 @@ async def _plan_again(session: Session, constraints: Sequence[Constraint], seen:
     await flow.run_stages(session, [s for s in flow.STAGES if s.name == "plan"])
     if _identity(session) in seen:
         raise failure
+
+
+def _swept(session: Session) -> None:
+    """A supervisor says `failed` before it has ended what the engine left: the next attempt would find its memory taken, and be swept too.
+
+    Raises FirstlightError `not-clean` when that takes more than SWEEP_SECONDS.
+    """
+    client, session.supervisor = session.supervisor, None
+    if client is not None and not supervisor_ended(client, SWEEP_SECONDS):
+        raise FirstlightError(
+            "not-clean",
+            "what the failed attempt left does not end, so there is no next one",
+            evidence=(f"its supervisor's folder: {client.folder}",),
+            hint=f"firstlight down {session.name} --kill",
+        )
 
 
 async def _release(session: Session) -> None:
