@@ -143,11 +143,15 @@ def test_ready_only_after_a_verified_answer(served: Served) -> None:
 ENGINE, WORKER, SUPERVISOR, MAIN = "engine", "worker", "supervisor", "main"
 
 
+def _worker(record: dict[str, Any]) -> int | None:
+    """A process of the engine beside its main one; the supervisor notes members once a second."""
+    return next((pid for pid, _ in record.get("members") or [] if pid != record["engine"]["pid"]), None)
+
+
 def _pid(served: Served, whom: str) -> int:
-    record = served.supervisor()
     if whom == WORKER:
-        pids = [p for p, _ in record["members"]] if record.get("members") else []
-        return int(next(p for p in pids if p != record["engine"]["pid"]))
+        return int(wait_for(lambda: _worker(served.supervisor()), 15))
+    record = served.supervisor()
     return int(served.state()["MainPID"]) if whom == MAIN else int(record[whom]["pid"])
 
 
