@@ -3,7 +3,7 @@
 import time
 from typing import Any
 
-from firstlight.app.reconcile import reconcile
+from firstlight.app.reconcile import reconcile, record
 from firstlight.app.store import RunFolder
 from firstlight.core.errors import FirstlightError
 from firstlight.core.run import TERMINAL, Run, RunState
@@ -18,15 +18,29 @@ def end(folder: RunFolder, *, kill: bool = False) -> Run:
     """Stops whatever lives of the run, supervised or orphaned. Raises FirstlightError `not-clean` when something stays."""
     run = reconcile(folder)
     client = SupervisorClient(open_host(run.host), folder.attempt_there)
-    proof = _proof(client, kill) if _lives(client, run) else None
+    proof = _proof(client, kill) if _lives(client) else None
     if proof is not None and proof.get("clean") is False:
         raise FirstlightError(
             "not-clean", f"something of {run.name!r} is still there", evidence=tuple(describe(proof)), hint="look at it, and try again"
         )
-    return folder.update(state=RunState.STOPPED, reason=None) if run.state not in TERMINAL else run
+    return record(folder, run, RunState.STOPPED, None) if run.state not in TERMINAL else run
 
 
-def _lives(client: SupervisorClient, run: Run) -> bool:
+def end_unreadable(folder: RunFolder, *, kill: bool = False) -> bool:
+    """Ends what lives of a run whose record is damaged; whether there was anything. The record stays as it is.
+
+    Raises FirstlightError `not-clean` when something stays.
+    """
+    clients = [SupervisorClient(open_host("local"), str(path)) for path in folder.attempts()]
+    living = [c for c in clients if _lives(c)]
+    for client in living:
+        proof = _proof(client, kill)
+        if proof.get("clean") is False:
+            raise FirstlightError("not-clean", f"something of {folder.path.name} is still there", evidence=tuple(describe(proof)))
+    return bool(living)
+
+
+def _lives(client: SupervisorClient) -> bool:
     try:
         client.status()
     except FirstlightError as e:

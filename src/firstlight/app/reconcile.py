@@ -16,9 +16,17 @@ def reconcile(folder: RunFolder) -> Run:
         state, reason = _look(folder, run)
     except HostError as e:
         return _changed(run, run.state, e.message)
-    if (state, reason) != (run.state, run.reason):
+    if (state, reason) == (run.state, run.reason):
+        return run
+    return record(folder, run, state, reason)
+
+
+def record(folder: RunFolder, run: Run, state: RunState, reason: str | None) -> Run:
+    """The run in its new state, written down where that can be done: a full disk hides nothing and keeps nothing running."""
+    try:
         return folder.update(state=state, reason=reason)
-    return run
+    except FirstlightError:
+        return _changed(run, state, reason)
 
 
 def _look(folder: RunFolder, run: Run) -> tuple[RunState, str | None]:
@@ -68,7 +76,7 @@ def _unsupervised(folder: RunFolder, run: Run, recorded: str) -> tuple[RunState,
     return RunState.FAILED, "its supervisor was killed"
 
 
-def _changed(run: Run, state: RunState, reason: str) -> Run:
+def _changed(run: Run, state: RunState, reason: str | None) -> Run:
     import msgspec
 
     return msgspec.structs.replace(run, state=state, reason=reason)

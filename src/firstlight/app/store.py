@@ -5,7 +5,7 @@ import os
 import secrets
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -63,8 +63,18 @@ class RunFolder:
         return run
 
     def append_event(self, event: Event) -> None:
-        with open(self.path / "events.jsonl", "ab") as f:
-            f.write(encode(event, indent=0))
+        """Raises FirstlightError `run-folder-unwritable`."""
+        path = self.path / "events.jsonl"
+        try:
+            with open(path, "ab", buffering=0) as f:
+                f.write(encode(event, indent=0))
+        except OSError as e:
+            raise _unwritable(path, e) from None
+
+    def attempts(self) -> list[Path]:
+        """The folders of all attempts, oldest first; for records that cannot be read, too."""
+        found = [p for p in (self.path / "attempts").glob("*") if p.name.isdigit()]
+        return sorted(found, key=lambda p: int(p.name))
 
     def events(self) -> Iterator[Event]:
         """Every whole line; a line cut by a kill is passed over."""
@@ -201,7 +211,7 @@ class RunStore:
         locks = self.root.parent / "locks"
         try:
             locks.mkdir(parents=True, exist_ok=True)
-            handle = open(locks / f"{slug(name)}.lock", "a+b")  # noqa: SIM115 - held for the whole block
+            handle = open(locks / f"{slug(name)}.lock", "a+b", buffering=0)  # noqa: SIM115 - held for the whole block
         except OSError as e:
             raise _unwritable(locks, e) from None
         with handle:
@@ -209,16 +219,16 @@ class RunStore:
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:
                 handle.seek(0)
-                holder = handle.read(200).decode("utf-8", "replace").strip() or "another firstlight"
+                holder = (handle.read(200) or b"").decode("utf-8", "replace").strip() or "another firstlight"
                 raise UsageError(
                     "run-in-progress",
                     f"another firstlight is working on {name!r} right now",
                     evidence=(holder,),
                     hint=f"wait for it (firstlight attach {name}), or give this one another name with --name",
                 ) from None
-            handle.truncate(0)
-            handle.write(f"pid {os.getpid()} since {time.strftime('%H:%M:%S')}".encode())
-            handle.flush()
+            with suppress(OSError):  # on a full disk the lock is held all the same, without its holder's name
+                handle.truncate(0)
+                handle.write(f"pid {os.getpid()} since {time.strftime('%H:%M:%S')}".encode())
             yield
 
 

@@ -1,8 +1,16 @@
 """`firstlight down RUN`: stop it, and prove that everything is free."""
 
+from typing import TYPE_CHECKING
+
 import click
 
-from firstlight.app.output import emit, emit_rows, glyphs, output_option
+from firstlight.app.output import emit, emit_rows, glyphs, output_option, say
+
+if TYPE_CHECKING:
+    from firstlight.app.store import RunFolder, RunStore
+    from firstlight.core.errors import InputError
+
+NEWER = "schema-newer"
 
 
 @click.command("down", short_help="stop a run and prove that everything is free")
@@ -14,18 +22,54 @@ def command(run: str | None, every: bool, kill: bool, output: str) -> int:
     """Stops RUN (a name, an id or its beginning) gracefully, then its whole group; frees port and memory."""
     from firstlight.app.ending import end
     from firstlight.app.store import RunStore
-    from firstlight.core.errors import UsageError
+    from firstlight.core.errors import InputError, UsageError
     from firstlight.core.run import TERMINAL
 
     store = RunStore()
     if every == (run is not None):
         raise UsageError("which-run", "name one run, or say --all", hint="firstlight get runs")
-    if run is not None:
-        folder = store.find(run)
+    if run is None:
+        return _all(store, output, kill=kill)
+    folder = store.find(run)
+    try:
         over = folder.run.state in TERMINAL
-        ended = end(folder, kill=kill)
-        emit(ended, output, lambda: click.echo(f"{glyphs().ok} {ended.name} {'was over already' if over else 'is stopped'}: {ended.state}"))
-        return 0
-    rows = [end(folder, kill=kill) for folder, r in store.scan()[0] if r.state not in TERMINAL]
-    emit_rows("Run", rows, output, lambda: click.echo("\n".join(f"{glyphs().ok} {r.name} is stopped" for r in rows) or "nothing runs"))
+    except InputError as e:
+        return _damaged(folder, e, kill=kill)
+    ended = end(folder, kill=kill)
+    emit(ended, output, lambda: click.echo(f"{glyphs().ok} {ended.name} {'was over already' if over else 'is stopped'}: {ended.state}"))
+    return 0
+
+
+def _all(store: "RunStore", output: str, *, kill: bool) -> int:
+    """Runs whose record is damaged are ended too; those of a newer schema are named and left alone."""
+    from firstlight.app.ending import end
+    from firstlight.core.errors import InputError
+    from firstlight.core.run import TERMINAL
+
+    rows, damaged = [], 0
+    for folder in store.folders():
+        try:
+            live = folder.run.state not in TERMINAL
+        except InputError as e:
+            damaged += 1
+            if e.code == NEWER:
+                say(f"{folder.path}: {e.code}: left alone")
+            else:
+                _damaged(folder, e, kill=kill)
+            continue
+        rows += [end(folder, kill=kill)] if live else []
+    nothing = "nothing else runs" if damaged else "nothing runs"
+    emit_rows("Run", rows, output, lambda: click.echo("\n".join(f"{glyphs().ok} {r.name} is stopped" for r in rows) or nothing))
+    return 0
+
+
+def _damaged(folder: "RunFolder", error: "InputError", *, kill: bool) -> int:
+    """What the supervisors have written can be read, and what lives is ended. Raises the error of a newer schema."""
+    from firstlight.app.ending import end_unreadable
+
+    if error.code == NEWER:
+        raise error
+    ended = end_unreadable(folder, kill=kill)
+    state = "is stopped" if ended else "has nothing running"
+    say(f"{glyphs().ok} {folder.path.name} {state}; its record cannot be read ({error.code}): {folder.path}")
     return 0
