@@ -3,6 +3,7 @@
 It boots a target that holds nothing but our own units, so that none of the machine's services, and no clean-up of /tmp, ever runs.
 """
 
+import ctypes
 import json
 import os
 import shutil
@@ -105,7 +106,7 @@ class SystemdMachine:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                preexec_fn=lambda: (self._cgroup / "cgroup.procs").write_text(str(os.getpid())),
+                preexec_fn=self._in_child,
             )
         self.pid = 0
         try:
@@ -113,6 +114,11 @@ class SystemdMachine:
         except BaseException:
             self.close()
             raise
+
+    def _in_child(self) -> None:
+        """Into the cgroup; and the machine ends with this process, even if that is killed."""
+        (self._cgroup / "cgroup.procs").write_text(str(os.getpid()))
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
 
     def _wait(self) -> None:
         deadline = time.monotonic() + 60
