@@ -5,7 +5,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 VLLM := 0.32.0
 ENGINES := $(CURDIR)/.engines
 
-.PHONY: demo test test-engines engines lint bench clean
+.PHONY: demo test test-slow test-engines engines lint bench clean
 .DEFAULT_GOAL := help
 
 help: ## this list
@@ -14,9 +14,14 @@ help: ## this list
 demo: .venv/embedded ## a real chat model, from nothing to a verified endpoint
 	$(BIN)/firstlight up demo
 
-test: .venv/test ## every test that needs no vLLM
+test: .venv/test ## the tests, llama.cpp included
 	$(BIN)/firstlight fetch demo
-	FIRSTLIGHT_TEST_STRICT=1 $(BIN)/python -m pytest -m "not vllm"
+	FIRSTLIGHT_TEST_STRICT=1 $(BIN)/python -m pytest -n 2 --dist loadfile -m "not vllm and not slow and not llamacpp"
+	FIRSTLIGHT_TEST_STRICT=1 $(BIN)/python -m pytest -m "llamacpp and not slow"
+
+test-slow: .venv/test ## services in a real systemd, other hosts, damaged models, kills
+	$(BIN)/firstlight fetch demo
+	FIRSTLIGHT_TEST_STRICT=1 $(BIN)/python -m pytest -m "slow and not vllm"
 
 test-engines: .venv/test engines ## the tests on a real vLLM (CPU build)
 	$(BIN)/firstlight fetch demo
