@@ -13,7 +13,7 @@ from firstlight.core.figures import Figure
 from firstlight.core.findings import Severity
 from firstlight.core.run import Endpoint
 from firstlight.core.units import format_bytes, format_seconds
-from firstlight.core.verdict import BenchReport, Promise
+from firstlight.core.verdict import BenchReport
 
 NEXT = "logs {name} -f | bench {name} | down {name}"
 
@@ -71,7 +71,9 @@ def curl_line(endpoint: Endpoint) -> str:
 
 
 def _promises(report: BenchReport) -> None:
-    rows = [("", "promised", "measured")] + [(p.name, _figure(p.promised, p.unit), _figure(p.measured, p.unit)) for p in report.promises]
+    rows = [("", "promised", "measured")] + [
+        (p.name.replace("_", " "), _figure(p.promised, p.unit), _figure(p.measured, p.unit)) for p in report.promises
+    ]
     widths = [max(len(r[i]) for r in rows) for i in range(3)]
     for row in rows:
         click.echo("  " + "  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip())
@@ -94,18 +96,3 @@ def _number(value: float | int | None, unit: str) -> str:
     if unit == "s":
         return format_seconds(value)
     return f"{value:,.4g} {unit}".rstrip()
-
-
-def promise_rows(session: Session) -> list[Promise]:
-    """What the plan said of the start, next to what came; the bench adds its own."""
-    predicted = session.plan_set.best.predicted if session.plan_set and session.plan_set.best else None
-    took = session.stage_seconds.get("watch")
-    if predicted is None or took is None:
-        return []
-    return [Promise(name="ready after", unit="s", promised=predicted.ready_seconds, measured=measured(took))]
-
-
-def measured(value: float) -> Figure:
-    from firstlight.core.figures import Rung
-
-    return Figure.exact(value, Rung.MEASURED)
