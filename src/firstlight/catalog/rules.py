@@ -48,7 +48,8 @@ class Rule(Struct, frozen=True, kw_only=True):
     anywhere in the log; when: a condition on the facts, as `= within(a, b, 0.05)`. phases: where it happens; only_phases: it counts
     nowhere else. info: lines below ERROR count as well.
     fatal: the condition ends the start or the server. yields: often only where another process's failure shows, so that a cause which
-    does not yield is preferred even when it was printed later. priority: the higher wins where several match one message.
+    does not yield is preferred even when it was printed later. unready: it shows that an earlier `ready` was not true.
+    priority: the higher wins where several match one message.
     """
 
     code: str
@@ -69,6 +70,7 @@ class Rule(Struct, frozen=True, kw_only=True):
     info: bool = False
     fatal: bool = True
     yields: bool = False
+    unready: bool = False
     confidence: float = 0.9
     priority: int = 0
     facts: dict[str, Any] = {}

@@ -24,7 +24,8 @@ _TROUBLE = re.compile(
     r"error|fail|fatal|cannot|can't|could ?n.t|could not|unable|kill|abort|denied|not found|no such|WARN|exception|out of memory|oom"
     r"|no space|invalid|unrecognized|unsupported|not supported|in use|terminat|timed out|timeout|too (?:many|old|small)|died|refused"
     r"|unexpected|missing|exceed|assert|segfault|corrupt|mismatch|incompatible|already|no module|no available|xid|lost|fallen"
-    r"|insufficient|unreachable|must be|is larger than|divisible|\bnan\b|\bfault\b|SIG[A-Z]{3,4} received|not implemented|\brequires\b",
+    r"|insufficient|unreachable|must be|is larger than|divisible|\bnan\b"
+    r"|\bfault\b|SIG[A-Z]{3,4} received|not implemented|\brequires\b|crash|exited with",
     re.IGNORECASE,
 )
 _FRAME = re.compile(r'Traceback|\s*(?:File "|\^|~)|\s{4,}\S')
@@ -90,6 +91,13 @@ class LogReader:
         self._pieces(self._splitter.close())
         for unit in self._collector.close():
             self._unit(unit)
+        self._take_back_ready()
+
+    def _take_back_ready(self) -> None:
+        """A server that says it is up before it binds its port was not ready when the binding fails."""
+        for seen in self.seen:
+            if any(m.rule.unready for m in seen.matches):
+                self.ready_line, seen.unit.phase = None, "api-start"
 
     def _pieces(self, pieces: list[tuple[int, str]]) -> None:
         self._benign.look(self._splitter.block)

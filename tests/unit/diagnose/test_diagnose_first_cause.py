@@ -239,3 +239,45 @@ def test_many_processes_that_come_and_go_are_no_burden() -> None:
     assert found.outcome == "failed"
     assert found.cause is None
     assert found.facts["lines"] == 9000
+
+
+def test_a_server_that_cannot_bind_was_never_ready() -> None:
+    text = (
+        "INFO:     Application startup complete.\n"
+        "ERROR:    [Errno 98] error while attempting to bind on address ('0.0.0.0', 8123): address already in use\n"
+        "INFO:     Application shutdown complete.\n"
+    )
+    found = diagnose(text.encode())
+    assert found.outcome == "failed"
+    assert found.cause is not None
+    assert (found.cause.code, found.phase) == ("port-in-use", "api-start")
+    assert (found.facts["host"], found.facts["port"]) == ("0.0.0.0", 8123)
+
+
+def test_a_traceback_that_is_indented_behind_its_first_line_ends_at_its_exception() -> None:
+    text = (
+        "12:00:00 framework ERROR: Traceback (most recent call last):\n"
+        '     File "/app/backend.py", line 8, in start\n'
+        "       engine = AsyncLLM(\n"
+        "   TypeError: AsyncLLM.__init__() got an unexpected keyword argument 'log_requests'\n"
+    )
+    found = diagnose(text.encode())
+    assert found.cause is not None
+    assert found.cause.code == "dependency-version-mismatch"
+    assert found.facts["argument"] == "log_requests"
+
+
+def test_a_process_name_whose_bracket_was_not_copied_is_still_one() -> None:
+    text = "EngineCore_DP0 pid=71) ERROR 10-02 08:11:40 [core.py:1301] torch.AcceleratorError: HIP error: invalid device function\n"
+    found = diagnose(text.encode())
+    assert found.cause is not None
+    assert (found.cause.code, found.cause.evidence[0].worker) == ("no-kernel-image", "EngineCore_DP0")
+
+
+def test_ray_lists_what_may_have_happened_and_proves_nothing() -> None:
+    text = (
+        "Worker exit type: SYSTEM_ERROR Worker exit detail: Worker unexpectedly exits with a connection error code 2. "
+        "There are some potential root causes. (1) The process is killed by SIGKILL by OOM killer due to high memory usage.\n"
+    )
+    found = diagnose(text.encode())
+    assert found.cause is None or found.cause.confidence < 0.7
