@@ -73,7 +73,8 @@ def verified_run(ref: str) -> tuple[RunFolder, Run]:
 def brought_up(plan_file: str, *, yes: bool) -> str:
     """A saved plan is brought up and verified like any other; returns the run's id. Raises what `up` raises."""
     from firstlight.app.plan_options import Planning
-    from firstlight.app.upcommand import defaults, run_up
+    from firstlight.app.up_defaults import defaults
+    from firstlight.app.upcommand import run_up
     from firstlight.core.saved import SavedPlan
     from firstlight.core.schema import decode
 

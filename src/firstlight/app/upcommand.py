@@ -6,7 +6,6 @@ import signal
 from pathlib import PurePath
 from typing import Any
 
-import click
 import msgspec
 
 from firstlight.app import flow
@@ -39,17 +38,6 @@ def run_up(model: str | None, output: str, options: dict[str, Any], planning: Pl
     if code is Exit.OK:
         _last_word(session, output)
     return code
-
-
-def defaults(given: dict[str, Any]) -> dict[str, Any]:
-    """The options of `up` as they are when nobody says anything, with `given` over them."""
-    from firstlight.app.cli.up import command
-
-    return {**{p.name or "": p.get_default(click.Context(command)) or _empty(p) for p in command.params}, **given}
-
-
-def _empty(parameter: click.Parameter) -> Any:
-    return () if getattr(parameter, "multiple", False) else None
 
 
 def make_session(options: dict[str, Any], planning: Planning) -> Session:

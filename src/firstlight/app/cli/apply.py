@@ -21,7 +21,8 @@ def command(plan_file: str, output: str, **options: Any) -> int:
     from pathlib import Path
 
     from firstlight.app.plan_options import Planning
-    from firstlight.app.upcommand import defaults, run_up
+    from firstlight.app.up_defaults import defaults
+    from firstlight.app.upcommand import run_up
     from firstlight.core.errors import InputError
     from firstlight.core.saved import SavedPlan
     from firstlight.core.schema import decode
