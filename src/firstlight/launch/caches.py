@@ -51,16 +51,19 @@ def _gpu(machine: Machine) -> str:
     return "+".join(names) or f"cpu-{machine.architecture or 'unknown'}"
 
 
-def with_caches(spec: LaunchSpec, install: EngineInstall, machine: Machine, *, host: Host, root: str) -> LaunchSpec:
+def with_caches(spec: LaunchSpec, install: EngineInstall, machine: Machine, *, host: Host, root: str, make: bool = True) -> LaunchSpec:
     """The launch with its caches under `root`. A place that the user or the environment has chosen is respected.
 
-    A folder that cannot be made is no reason not to start: the engine then uses its own default.
+    make: whether the folders are made; a dry run only names them. A folder that cannot be made is no reason not to start: the engine
+    then uses its own default.
     """
     if install.engine == "llamacpp":
         return spec
     folder = cache_folder_for(install, machine, root=root)
     chosen = {**host.environ(), **spec.env}
     settings = {name: posixpath.join(folder, part) for name, part in VARIABLES.items() if not chosen.get(name)}
+    if not make:
+        return msgspec.structs.replace(spec, env={**settings, **spec.env})
     try:
         for path in settings.values():
             host.mkdir(path)

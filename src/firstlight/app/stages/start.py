@@ -181,7 +181,8 @@ def make_launch(session: Session) -> LaunchSpec:
     )
     if session.machine is None:
         return spec
-    return with_caches(spec, session.install, session.machine, host=session.host, root=f"{places_of(session.host).cache}/compile")
+    root = f"{places_of(session.host).cache}/compile"
+    return with_caches(spec, session.install, session.machine, host=session.host, root=root, make=not session.options.dry_run)
 
 
 def served_name(session: Session) -> str:
