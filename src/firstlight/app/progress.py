@@ -114,6 +114,7 @@ class LiveProgress:
 
     def __exit__(self, *_: object) -> None:
         self.live.stop()
+        self.console.print()  # what follows, a result or an error, stands apart
 
     def __call__(self, event: Event) -> None:
         self.board.apply(event)

@@ -24,14 +24,16 @@ from firstlight.core.units import format_bytes
 async def inspect(session: Session) -> str:
     """Headers and configs only: nothing is downloaded for a model that will not fit. A preset is fetched, being small and pinned."""
     preset = find_preset(session.intent.model)
-    where = (await _preset_file(session)).path if preset else session.intent.model
+    fetched = await _preset_file(session) if preset else None
+    where = fetched.path if fetched else session.intent.model
     found = await asyncio.to_thread(_read_checkpoint, session, where)
     if preset:
         found = msgspec.structs.replace(found, ref=session.intent.model, name=preset.model, license=found.license or preset.license)
     session.checkpoint = found
     session.save(session.checkpoint, "checkpoint.json")
     session.add(session.checkpoint.findings)
-    return describe.checkpoint(session.checkpoint)
+    came = f" · {format_bytes(fetched.bytes_fetched)} fetched" if fetched and fetched.bytes_fetched else ""
+    return describe.checkpoint(session.checkpoint) + came
 
 
 async def _preset_file(session: Session) -> Fetched:
