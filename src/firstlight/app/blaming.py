@@ -27,8 +27,6 @@ async def blame(session: Session) -> str:
     verdict = session.verdict
     if verdict is None or verdict.passed or session.supervisor is None:
         return "nothing to blame"
-    if not session.options.blame:
-        return "not asked for (--blame starts the plan again with one knob changed at a time)"
     await asyncio.to_thread(session.supervisor.stop)
     session.supervisor = None
     trials = Trials(session)

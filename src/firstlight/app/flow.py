@@ -45,6 +45,11 @@ STAGE_NAMES = [s.name for s in STAGES]
 SKIPPABLE = [s.name for s in STAGES if s.skippable]
 
 
+def on_request(session: Session, stages: list[Stage]) -> list[Stage]:
+    """Without those that come only when asked for: blame."""
+    return [s for s in stages if s.name != "blame" or session.options.blame]
+
+
 def stages_between(first: str, last: str) -> list[Stage]:
     """The stages from `first` to `last`, both included."""
     return list(STAGES[STAGE_NAMES.index(first) : STAGE_NAMES.index(last) + 1])

@@ -81,7 +81,7 @@ async def _fresh(session: Session) -> None:
         await flow.run_stages(session, flow.stages_between("inspect", "fetch"))
         session.folder.update(plan_digest=start.plan_digest(session, asked))
         await heal.start_with_remedies(session)
-        await flow.run_stages(session, flow.stages_between("verify", "report"))
+        await flow.run_stages(session, flow.on_request(session, flow.stages_between("verify", "report")))
     except FirstlightError as e:
         _close(session, e)
         raise

@@ -29,7 +29,8 @@ def run_up(model: str | None, output: str, options: dict[str, Any], planning: Pl
     """Runs the pipeline and prints its last word; returns the exit code. Raises FirstlightError."""
     session = make_session(options, planning)
     session.saved = saved
-    stages = [s.name for s in (flow.stages_between("inspect", "plan") if session.options.dry_run else flow.STAGES)]
+    shown = flow.stages_between("inspect", "plan") if session.options.dry_run else flow.on_request(session, list(flow.STAGES))
+    stages = [s.name for s in shown]
     progress = choose_progress(output, f"firstlight up {session.intent.model}", stages)
     session.emitter.listeners.append(progress)
     if session.options.foreground:
