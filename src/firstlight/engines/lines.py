@@ -119,6 +119,8 @@ _TRANSPORT = (
     re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} DEBG '[^']+' std(?:out|err) output:\s?"),
     re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d(?:[.,]\d+)? (?:\| ?|(?=\((?:APIServer|EngineCore|Worker|Vllm|Ray)|[A-Z]{4,8} \d\d-\d\d ))"),
     re.compile(r"\[\d+,\d+\]<std(?:out|err)>:\s?"),
+    re.compile(r"\[[\w.-]{1,40} std(?:out|err)\] "),
+    re.compile(r"\[\d{2,6}\] (?=\d+\.\d\d\.\d\d\d\.\d\d\d [DIWE] )"),
     re.compile(r"\d{1,4}: "),
     re.compile(r"[A-Za-z0-9][\w.-]* +\| (?! {4,}\|)"),
     re.compile(r"\(autoscaler \+[\dhms]+(?:, ip=[\w.:]+)?\) "),
