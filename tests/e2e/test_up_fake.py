@@ -3,6 +3,8 @@
 import json
 import os
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -36,6 +38,26 @@ def test_incoherent_answers_end_with_6_and_acceptance_by_name_serves(firstlight:
     assert "http://127.0.0.1:" in accepted.stdout
     assert [r["state"] for r in firstlight.runs()] == ["serving"]
     assert hashes(llama_folder) == before
+
+
+def test_a_port_that_a_stranger_takes_meanwhile_is_left_to_it(firstlight: Firstlight, llama_folder: Path) -> None:
+    slow = {"steps": [{"sleep": 6}, {"serve": {}}]}
+    process = firstlight.start(*up(llama_folder, "--skip", "verify", "--skip", "bench"), env=script(json.dumps(slow)))
+    first = wait_for(lambda: [r for r in firstlight.runs() if r["engine_process"]])[0]
+    port = json.loads((run_folder(first) / "launch.json").read_text())["port"]
+    fake = Path(__file__).parents[1] / "fake_engine/fake_engine.py"
+    with subprocess.Popen([sys.executable, str(fake), "plain", "--port", str(port)], stdout=subprocess.DEVNULL) as stranger:
+        try:
+            _, said = process.communicate(timeout=90)
+        finally:
+            stranger.kill()
+    assert process.returncode == 0, said
+    (run,) = firstlight.runs()
+    assert run["state"] == "serving"
+    assert json.loads((run_folder(run) / "launch.json").read_text())["port"] != port
+    causes = [json.loads(p.read_text())["cause"] for p in run_folder(run).glob("attempts/*/diagnosis.json")]
+    assert ("port-in-use", f"another program took port {port} while the engine started") in [(c["code"], c["title"]) for c in causes]
+    assert "Traceback" not in said
 
 
 def test_run_folder_holds_every_struct_the_events_and_the_exact_command(firstlight: Firstlight, llama_folder: Path) -> None:

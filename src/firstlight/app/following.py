@@ -24,7 +24,7 @@ async def follow(folder: RunFolder, *, from_byte: int = 0) -> int:
     with progress:
         session.emitter.emit("stage-started")
         try:
-            summary = await watching.watch(session, from_byte=from_byte)
+            summary = await watching.watch(session, from_byte=from_byte, mine=False)
         except (FirstlightError, asyncio.CancelledError) as e:
             session.emitter.emit("stage-failed", summary=str(e))
             raise

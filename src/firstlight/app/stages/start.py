@@ -1,6 +1,7 @@
 """From a plan to a running engine: fetch, rehearse, overlay, launch. Nothing before this file changes anything."""
 
 import asyncio
+import time
 from collections.abc import Callable
 from urllib.parse import urlsplit
 
@@ -194,12 +195,16 @@ def served_name(session: Session) -> str:
 
 
 def free_port(session: Session) -> int:
-    """The first port from 8000 on that nothing on the host listens at and no run of ours has claimed."""
+    """The first port from 8000 on that nothing on the host listens at and no run of ours has claimed.
+
+    A later attempt begins at a place of its own: whoever took the first port may be looking for the next one too.
+    """
     taken = set(session.machine.ports_in_use if session.machine else [])
     runs = session.store.scan()[0]
     others = [r for f, r in runs if r.host == session.host.name and (session.folder is None or f.path != session.folder.path)]
     taken |= {urlsplit(r.endpoint.base_url).port or 0 for r in others if r.endpoint and r.state not in TERMINAL}
-    return next(p for p in range(FIRST_PORT, 65536) if p not in taken)
+    first = FIRST_PORT if session.attempt == 1 else FIRST_PORT + 1 + int(digest([session.name, time.time()])[:8], 16) % 1000
+    return next(p for p in range(first, 65536) if p not in taken)
 
 
 def endpoint_for(session: Session) -> Endpoint:

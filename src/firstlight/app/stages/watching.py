@@ -68,8 +68,11 @@ class LogTail:
         return data
 
 
-async def watch(session: Session, *, from_byte: int = 0) -> str:
-    """Waits on the supervisor's events from `from_byte` on; the log's lines become events of the run meanwhile. Raises EngineFailed."""
+async def watch(session: Session, *, from_byte: int = 0, mine: bool = True) -> str:
+    """Waits on the supervisor's events from `from_byte` on; the log's lines become events of the run meanwhile. Raises EngineFailed.
+
+    mine: the run may be ended here, where its port went to a stranger; who only looks on waits for what its owner does.
+    """
     if session.folder is None or session.supervisor is None:
         raise FirstlightError("no-launch", "nothing has been launched", hint="run the launch stage first")
     tail = LogTail(session, session.folder.log_there)
@@ -88,6 +91,8 @@ async def watch(session: Session, *, from_byte: int = 0) -> str:
             raise supervisor_gone(session)
         if event.kind == "ready":
             return _ready(session, event.data, follower)
+        if event.kind == "port-stolen" and mine:
+            raise await _port_stolen(session, event.data)
         if event.kind in ("died", "ended", "failed"):
             raise await failed(session, event.data)
 
@@ -233,6 +238,18 @@ async def failed(session: Session, data: dict[str, Any]) -> EngineFailed:
     lines = [f"line {e.line}: {e.text.strip()[:200]}" for e in diagnosis.cause.evidence[:4]] if diagnosis.cause else last_lines(text)
     evidence = [_how_it_ended(data), *lines, f"full log: {log}"]
     return EngineFailed(diagnosis, evidence=tuple(e for e in evidence if e), hint=first_hint(diagnosis))
+
+
+async def _port_stolen(session: Session, data: dict[str, Any]) -> EngineFailed:
+    """The engine is ended, since nobody would reach it. vLLM may not end itself: it binds early, listens once loaded, and hangs."""
+    holder = str(data["holder"])
+    session.emitter.emit("say", text=f"another program took port {data['port']}: {holder}")
+    await asyncio.to_thread(session.supervisor.stop, grace_seconds=0)
+    cause = Cause(code="port-in-use", title=f"another program took port {data['port']} while the engine started", confidence=1.0)
+    diagnosis = Diagnosis(outcome="failed", phase="spawned", cause=cause)
+    session.save(diagnosis, "diagnosis.json")
+    session.save(diagnosis, f"attempts/{session.attempt}/diagnosis.json")
+    return EngineFailed(diagnosis, evidence=(holder,), hint="--port N names a port that is kept free")
 
 
 def _diagnose(session: Session, text: bytes, status: Any) -> Diagnosis:
