@@ -11,6 +11,7 @@ from importlib.resources import files
 PACKAGE = "firstlight.launch.supervisor"
 _START = f"import sys\nfrom {PACKAGE}.__main__ import main\nsys.exit(main(sys.argv[1:]))\n"
 _UNCHECKED_HASH = 1  # flags of a .pyc (PEP 552): valid by its hash, not looked up again
+_WITHOUT_REFERENCES = 2  # marshal's version: later ones write back-references by the live objects' counts, which differ from call to call
 
 
 @cache
@@ -35,4 +36,9 @@ def _compiled(module: str, source: bytes) -> bytes:
     spec = importlib.util.find_spec(name)
     loader = spec.loader if spec else None
     code = loader.get_code(name) if isinstance(loader, SourceFileLoader) else compile(source, f"{module}.py", "exec")
-    return importlib.util.MAGIC_NUMBER + _UNCHECKED_HASH.to_bytes(4, "little") + importlib.util.source_hash(source) + marshal.dumps(code)
+    return (
+        importlib.util.MAGIC_NUMBER
+        + _UNCHECKED_HASH.to_bytes(4, "little")
+        + importlib.util.source_hash(source)
+        + marshal.dumps(code, _WITHOUT_REFERENCES)
+    )
