@@ -8,7 +8,6 @@ from corrupt import hf_folder
 from corrupt.engines import vllm
 
 from firstlight.bench.bench import run_bench
-from firstlight.core.reference import Reference
 from firstlight.core.run import Endpoint
 from firstlight.verify.session import Claims
 from firstlight.verify.verify import save_reference, verify
@@ -26,11 +25,6 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def healthy(demo_gguf: Path, vllm_python: str, folders: Path) -> Iterator[Endpoint]:
     with vllm(hf_folder.make(demo_gguf, folders, "healthy"), python=vllm_python) as endpoint:
         yield endpoint
-
-
-@pytest.fixture(scope="module")
-async def trusted(healthy: Endpoint) -> Reference:
-    return await save_reference(healthy)
 
 
 async def test_the_healthy_model_passes_the_full_contract(healthy: Endpoint) -> None:
@@ -56,8 +50,9 @@ async def test_bench_reads_vllms_gauges(healthy: Endpoint) -> None:
 
 
 async def test_damage_is_found_gross_alone_and_mild_against_the_reference(
-    healthy: Endpoint, trusted: Reference, demo_gguf: Path, vllm_python: str, folders: Path
+    healthy: Endpoint, demo_gguf: Path, vllm_python: str, folders: Path
 ) -> None:
+    trusted = await save_reference(healthy)
     assert (await verify(healthy, checks=["reference"], trusted=trusted)).passed
     with vllm(hf_folder.make(demo_gguf, folders, "layer-scale-10pct"), python=vllm_python) as endpoint:
         mild = await verify(endpoint, checks=["known-answers"], trusted=trusted)
