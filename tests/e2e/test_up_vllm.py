@@ -12,6 +12,17 @@ from e2e_runner import Firstlight, hashes, run_folder
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
 HERE = Path(__file__).parent
 ENGINE_LIMIT = 600
+# Random weights may end an answer before its first token: nothing to judge, and nothing for bench to measure.
+RANDOM_WEIGHTS_FAIL = (
+    "completions",
+    "trivial-continuations",
+    "known-answers",
+    "logprob-sanity",
+    "prefill-against-decode",
+    "no-floods",
+    "parallel",
+    "stop-strings",
+)
 
 
 def make(*argv: str, cwd: Path = HERE) -> None:
@@ -31,8 +42,8 @@ def tiny_mla(vllm_python: str, tmp_path_factory: pytest.TempPathFactory) -> Path
 @pytest.fixture(scope="module")
 def smollm2(demo_gguf: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("models") / "smollm2"
-    make(sys.executable, "-m", "corrupt.hf_folder", str(demo_gguf), str(folder), cwd=HERE.parent)
-    return folder
+    make(sys.executable, "-m", "corrupt.hf_folder", str(demo_gguf), str(folder), "healthy", cwd=HERE.parent)
+    return folder / "healthy"
 
 
 def up(folder: Path, python: str, *more: str) -> tuple[str, ...]:
@@ -44,9 +55,10 @@ def test_embedded_fp8_kv_is_said_before_starting_and_an_overlay_makes_it_serve(
 ) -> None:
     before = hashes(tiny_mla)
     shown = firstlight(*up(tiny_mla, vllm_python, "--dry-run"))
-    assert "attn-backend-unsupported-kv-dtype" in shown.stderr + shown.stdout
-    result = firstlight(*up(tiny_mla, vllm_python, "--name", "mla"), seconds=ENGINE_LIMIT)
-    assert result.returncode == 6, result.stderr
+    assert "attn-backend-unsupported-kv-dtype" in shown.stderr
+    accepted = [word for name in RANDOM_WEIGHTS_FAIL for word in ("--accept", name)]
+    result = firstlight(*up(tiny_mla, vllm_python, "--name", "mla", "--skip", "bench", *accepted), seconds=ENGINE_LIMIT)
+    assert result.returncode == 0, result.stderr
     folder = run_folder(firstlight.runs()[0])
     overlay = json.loads((folder / "overlay.json").read_text())
     patched = {f["name"]: f["changes"] for f in overlay["files"] if f["kind"] == "patched"}
@@ -56,11 +68,9 @@ def test_embedded_fp8_kv_is_said_before_starting_and_an_overlay_makes_it_serve(
     assert checks["models"]["passed"]
     assert checks["chat"]["passed"]
     assert not checks["known-answers"]["passed"]
+    assert firstlight("verify", "mla", seconds=ENGINE_LIMIT).returncode == 6
     assert hashes(tiny_mla) == before
     assert Path(overlay["path"]).is_dir()
-    failed = [c["name"] for c in checks.values() if not c["passed"] and not c["skipped"]]
-    accepted = firstlight(*up(tiny_mla, vllm_python, "--name", "mla", *(w for n in failed for w in ("--accept", n))), seconds=ENGINE_LIMIT)
-    assert accepted.returncode == 0, accepted.stderr
     assert firstlight("down", "mla").returncode == 0
 
 
