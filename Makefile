@@ -4,6 +4,7 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 VLLM := 0.32.0
 ENGINES := $(CURDIR)/.engines
+ENGINE := FIRSTLIGHT_ENGINE_PYTHON=$(ENGINES)/vllm-$(VLLM)-cpu/bin/python
 
 .PHONY: demo test test-slow test-engines engines lint bench clean
 .DEFAULT_GOAL := help
@@ -19,13 +20,13 @@ test: .venv/test ## the tests, llama.cpp included
 	FIRSTLIGHT_TEST_STRICT=1 $(BIN)/python -m pytest -n 2 --dist loadfile -m "not vllm and not slow and not llamacpp"
 	FIRSTLIGHT_TEST_STRICT=1 $(BIN)/python -m pytest -m "llamacpp and not slow"
 
-test-slow: .venv/test ## services in a real systemd, other hosts, damaged models, kills
-	$(BIN)/firstlight fetch demo
-	FIRSTLIGHT_TEST_STRICT=1 $(BIN)/python -m pytest -m "slow and not vllm"
-
 test-engines: .venv/test engines ## the tests on a real vLLM (CPU build)
 	$(BIN)/firstlight fetch demo
-	FIRSTLIGHT_TEST_STRICT=1 FIRSTLIGHT_ENGINE_PYTHON=$(ENGINES)/vllm-$(VLLM)-cpu/bin/python $(BIN)/python -m pytest -m vllm
+	$(ENGINE) FIRSTLIGHT_TEST_STRICT=1 $(BIN)/python -m pytest -m "vllm and not slow"
+
+test-slow: .venv/test engines ## services in a real systemd, other hosts, damaged models, kills, more of vLLM
+	$(BIN)/firstlight fetch demo
+	$(ENGINE) FIRSTLIGHT_TEST_STRICT=1 $(BIN)/python -m pytest -m slow
 
 engines: .venv/embedded ## vLLM's CPU build in an environment of its own, and the Python files of three releases
 	$(BIN)/firstlight engines install vllm@$(VLLM) --cpu --to $(ENGINES)/vllm-$(VLLM)-cpu --yes

@@ -16,7 +16,16 @@ _STRICT = os.environ.get("FIRSTLIGHT_TEST_STRICT") == "1"
 
 # Minutes each: services in a real systemd, other hosts through a real sshd, damaged models on a real engine, fifty kills.
 SLOW = frozenset(
-    {"test_service.py", "test_service_user.py", "test_up_ssh.py", "test_ssh_cuts.py", "test_verify_llamacpp.py", "test_fetch_killed.py"}
+    {
+        "test_service.py",
+        "test_service_user.py",
+        "test_up_ssh.py",
+        "test_ssh_cuts.py",
+        "test_verify_llamacpp.py",
+        "test_fetch_killed.py",
+        "test_verify_vllm.py",
+        "test_launch_vllm.py",
+    }
 )
 
 _XDG = {"XDG_STATE_HOME": "state", "XDG_CACHE_HOME": "cache", "XDG_DATA_HOME": "data", "XDG_CONFIG_HOME": "config"}
