@@ -106,6 +106,7 @@ def _candidate(
         args += ["--cache-type-k", cache_type, "--cache-type-v", cache_type]
     if place.layers:
         args += ["--n-gpu-layers", str(place.layers)]
+    args += _threads(machine, place, wish)
     room = (free - weights - (compute.mid or 0)) / parallel if free is not None else None
     fits = int(room / per_token) if room is not None and per_token else None
     return Candidate(
@@ -124,6 +125,14 @@ def _candidate(
         predicted=_predicted(checkpoint, machine, weights, place),
         because=[f"{place.device}: {gib(weights)} of weights, {gib(kv)} of KV cache for {parallel} x {context} tokens"],
     ), shortfall
+
+
+def _threads(machine: Machine, place: Place, wish: Wish) -> list[str]:
+    """On the CPU, one core is left to the host: llama.cpp's threads wait for each other by spinning, so that one which loses its core
+    stops all. On two busy cores one thread gave 78 tokens a second where two gave 17 (SmolLM2 135M)."""
+    if place.layers or machine.cpu_count is None or any(w in wish.extra_args for w in ("-t", "--threads")):
+        return []
+    return ["--threads", str(max(1, machine.cpu_count - 1))]
 
 
 def _place(checkpoint: Checkpoint, machine: Machine, gpus: list[Accelerator], needed: int, compute: Figure) -> Place:

@@ -42,6 +42,20 @@ def test_a_small_gguf_on_a_host() -> None:
     assert found.best.kv_bytes_per_token == 23040
 
 
+@pytest.mark.parametrize(("cores", "threads"), [(1, "1"), (2, "1"), (16, "15")])
+def test_one_core_is_left_to_the_host(cores: int, threads: str) -> None:
+    best = planned(SMOL, msgspec.structs.replace(HOST, cpu_count=cores)).best
+    assert best is not None
+    assert best.args[-2:] == ["--threads", threads]
+
+
+def test_the_users_own_threads_are_not_doubled() -> None:
+    intent = Intent(model="m", extra_args=["--threads", "4"])
+    best = plan(SMOL, msgspec.structs.replace(HOST, cpu_count=16), intent, engine=EngineRef(name="llamacpp")).best
+    assert best is not None
+    assert "--threads" not in best.args
+
+
 @pytest.mark.parametrize(("parallel", "context", "measured"), [(1, 8192, 22.64 + 0.19), (4, 2048, 16.64 + 0.75)])
 def test_the_buffers_that_llama_cpp_itself_prints(parallel: int, context: int, measured: float) -> None:
     """xllamacpp 2026.10.11549 on this model: 180.00 MiB of KV buffer, and the compute and output buffers above."""
