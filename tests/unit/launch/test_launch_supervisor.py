@@ -11,7 +11,7 @@ import urllib.request
 from pathlib import Path
 
 import pytest
-from launch_runs import FAKE, Runs, until, wait_for
+from launch_runs import FAKE, Runs, free_port, until, wait_for
 
 from firstlight.core.errors import FirstlightError
 from firstlight.launch.client import Alive, Options, Restart
@@ -133,6 +133,55 @@ def test_a_stranger_on_the_port_is_not_our_readiness(runs: Runs) -> None:
             assert stranger.poll() is None
         finally:
             stranger.kill()
+
+
+def test_a_stranger_that_answers_and_leaves_is_not_our_readiness(runs: Runs) -> None:
+    """When the answer arrives, nobody listens on the port any more: that is no proof of anything."""
+    client = runs.start({"steps": [{"hang": True}]})
+    port = until(client, "engine-started") and client.status().port
+    with socket.socket() as stranger:
+        stranger.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        stranger.bind(("127.0.0.1", port))
+        stranger.listen()
+        connection, _ = stranger.accept()
+        stranger.close()
+        connection.recv(4096)
+        connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n")
+        connection.close()
+    wait_for(lambda: client.status().health.get("status") == 200 or client.status().health.get("problem") == "refused")
+    time.sleep(0.5)
+    assert client.status().state == "starting"
+    assert not any(e.kind == "ready" for e in client.past_events())
+
+
+def test_a_stranger_that_never_answers_is_named(runs: Runs) -> None:
+    client = runs.start({"steps": [{"hang": True}]})
+    until(client, "engine-started")
+    with socket.socket() as stranger:
+        stranger.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        stranger.bind(("127.0.0.1", client.status().port))
+        stranger.listen()
+        assert f"pid {os.getpid()}" in until(client, "port-stolen", seconds=20).data["holder"]
+
+
+def test_a_port_shared_with_a_stranger_is_not_ours(runs: Runs) -> None:
+    """SO_REUSEPORT lets two programs of one user listen side by side, and the kernel picks who answers."""
+    serve = (
+        "import socket, sys; s = socket.socket(); s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)\n"
+        "s.bind(('127.0.0.1', int(sys.argv[1]))); s.listen()\n"
+        "while True:\n c, _ = s.accept(); c.recv(4096); c.sendall(b'HTTP/1.1 200 OK\\r\\nContent-Length: 0\\r\\n\\r\\n'); c.close()"
+    )
+    port = free_port()
+    client = runs.start("plain", port=port, argv=[sys.executable, "-c", f"import time; time.sleep(1.0)\n{serve}", str(port)])
+    until(client, "engine-started")
+    with subprocess.Popen([sys.executable, "-c", serve, str(port)]) as stranger:
+        try:
+            assert f"pid {stranger.pid}" in until(client, "port-stolen").data["holder"]
+            time.sleep(2.0)
+            assert not any(e.kind == "ready" for e in client.past_events())
+        finally:
+            stranger.kill()
+    assert until(client, "ready").data["port"] == port
 
 
 def test_program_that_is_not_there(runs: Runs) -> None:

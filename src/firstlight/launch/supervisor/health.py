@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
@@ -10,38 +9,45 @@ from typing import TYPE_CHECKING, Any
 from . import procfs
 from .ending import send
 from .http_probe import Answer, Probe
+from .listener import Verdict, judge
 from .liveness import Liveness
 from .loop import Task
-from .members import members, owner_line
+from .members import members
 
 if TYPE_CHECKING:
     from .supervisor import Supervisor
 
 STARTING_SECONDS = 0.1
 SERVING_SECONDS = 2.0
+LOOK_SECONDS = 1.0
 
 
 class Health:
-    """Until ready every 0.1 s, then every 2 s. 200 counts only from a socket that a process of ours holds."""
+    """Until ready every 0.1 s, then every 2 s. A 200 counts only where it is proven to be the engine's own."""
 
     def __init__(self, supervisor: Supervisor) -> None:
         self._s = supervisor
         self._probes: set[Probe] = set()
         self.last: dict[str, Any] = {}
-        self._stranger: int | None = None
+        self._stranger: str | None = None
+        self._proven: frozenset[str] | None = None
+        self._looked = 0.0
         self._liveness: Liveness | None = None
 
     def task(self) -> Task:
-        self.last, self._liveness, self._stranger = {}, None, None
+        self.last, self._liveness, self._stranger, self._proven = {}, None, None, None
         alive_at = time.monotonic()
         while True:
             if not any(self._probes) and self._s.spec.get("port"):
-                self.ask(str(self._s.spec.get("health_path") or "/health"), self._answered, timeout=5.0)
+                self._ask_health()
             if self._liveness is not None and time.monotonic() >= alive_at and not self._paused():
                 alive_at = time.monotonic() + self._liveness.interval
                 self._liveness.tick()
             often = SERVING_SECONDS if self._liveness is None else min(SERVING_SECONDS, self._liveness.interval)
             yield STARTING_SECONDS if self._s.ready_seconds is None else often
+
+    def _ask_health(self) -> None:
+        self.ask(str(self._s.spec.get("health_path") or "/health"), self._answered, timeout=5.0)
 
     def ask(self, path: str, done: Callable[[Answer], None], *, timeout: float, body: Mapping[str, Any] | None = None) -> None:
         env = self._s.engine.environment if self._s.engine else {}
@@ -70,22 +76,36 @@ class Health:
         before = self.last.get("status")
         self.last = {"status": answer.status, "problem": answer.problem, "time": time.time(), "seconds": round(answer.seconds, 4)}
         if self._s.ready_seconds is None:
-            if answer.status == 200 and self._ours():
-                self._ready()
+            self._starting(answer)
         elif (before == 200) != (answer.status == 200) and answer.problem != "timeout":  # busy is not dead
             self._s.event("healthy" if answer.status == 200 else "unhealthy", self.last)
 
-    def _ours(self) -> bool:
-        """Whether the listener on our port is a process of the run; a stranger's is told once."""
+    def _starting(self, answer: Answer) -> None:
+        """Ready is a 200 between two looks that found the same sockets, all of them ours: nobody else can have given it."""
+        if answer.problem == "refused":
+            self._proven = None
+            return
+        if answer.status != 200 and time.monotonic() - self._looked < LOOK_SECONDS:
+            return
+        found = self._whose()
+        proven, self._proven = self._proven, found.sockets if found.whose == "ours" else None
+        if answer.status != 200:
+            return
+        if found.whose == "unseen" or (self._proven is not None and proven == self._proven):
+            self._ready()
+        elif self._proven is not None:
+            self._ask_health()  # this 200 may be another's; the next one is not
+
+    def _whose(self) -> Verdict:
+        """Whose server answers on our port; a stranger's is told once."""
         assert self._s.engine is not None
-        inodes = procfs.listening_inodes(int(self._s.spec["port"]))
-        if not inodes or procfs.holders(inodes, [m.process.pid for m in members(self._s.engine.claim)]):
-            return True  # another network namespace shows no socket at all
-        strangers = procfs.holders(inodes, [p.pid for p in procfs.processes()])
-        if strangers and strangers[0] != self._stranger:
-            self._stranger = strangers[0]
-            self._s.event("port-stolen", {"port": self._s.spec["port"], "holder": owner_line(strangers[0])})
-        return not strangers and os.getuid() != 0  # somebody else's process cannot be looked into
+        self._looked = time.monotonic()
+        address, port = self._address()
+        found = judge(address, port, members(self._s.engine.claim))
+        if found.whose == "stranger" and found.holder != self._stranger:
+            self._stranger = found.holder
+            self._s.event("port-stolen", {"port": port, "holder": found.holder, "pid": found.holder_pid})
+        return found
 
     def _ready(self) -> None:
         self._s.note_ready()

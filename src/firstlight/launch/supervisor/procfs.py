@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import socket
+import sys
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
@@ -88,17 +90,40 @@ def descriptors(pid: int) -> Iterator[str]:
             continue
 
 
-def listening_inodes(port: int) -> set[str]:
-    """Inodes of TCP sockets that listen on the port, both families."""
-    found = set()
+class Listener(NamedTuple):
+    """A TCP socket that listens. address: as text (`127.0.0.1`, `::`). uid: whose socket it is."""
+
+    inode: str
+    address: str
+    uid: int
+
+
+def listeners(port: int) -> list[Listener] | None:
+    """Every TCP socket that listens on the port, both families; None where the kernel shows no table at all."""
+    found, readable = [], False
     for path in ("/proc/net/tcp", "/proc/net/tcp6"):
         try:
             with open(path) as file:
                 rows = [line.split() for line in file.readlines()[1:]]
         except OSError:
             continue
-        found |= {row[9] for row in rows if row[3] == _LISTEN and int(row[1].rpartition(":")[2], 16) == port}
-    return found
+        readable = True
+        wanted = f":{port:04X}"
+        found += [Listener(r[9], _address(r[1]), int(r[7])) for r in rows if r[3] == _LISTEN and r[1].endswith(wanted)]
+    return found if readable else None
+
+
+def _address(text: str) -> str:
+    """`0100007F:1F40` -> `127.0.0.1`: the kernel prints each 32-bit word in the machine's own order."""
+    words = bytes.fromhex(text.partition(":")[0])
+    if sys.byteorder == "little":
+        words = b"".join(words[i : i + 4][::-1] for i in range(0, len(words), 4))
+    return socket.inet_ntop(socket.AF_INET if len(words) == 4 else socket.AF_INET6, words).removeprefix("::ffff:")
+
+
+def listening_inodes(port: int) -> set[str]:
+    """Inodes of TCP sockets that listen on the port, both families."""
+    return {listener.inode for listener in listeners(port) or ()}
 
 
 def holders(inodes: set[str], pids: Iterable[int]) -> list[int]:
