@@ -7,9 +7,10 @@ from collections.abc import Callable
 import msgspec
 
 from firstlight.app.consent import Consent
+from firstlight.app.looking import Looked, is_at, look
 from firstlight.app.places import cache_folder, data_folder
 from firstlight.app.plan_options import Planning
-from firstlight.app.planning import Looked, compute, look
+from firstlight.app.planning import compute
 from firstlight.core.answer import EngineAnswer
 from firstlight.core.errors import UsageError
 from firstlight.core.machine import EngineInstall
@@ -39,14 +40,14 @@ def ask_with(planning: Planning, asking: Asking, *, on_step: Callable[[str], Non
     from firstlight.probe.hosts import open_host
 
     host = open_host("local")
-    looked = look(_with_engine(planning, asking))
-    install = _install(host, asking, looked)
+    looked = look(_with_engine(planning, asking), engine_python=asking.engine_python, answered_here=True)
+    install = _install(asking, looked)
     wheel = _wheel(asking, looked, install)
     return ask(
         host,
         checkpoint=looked.checkpoint,
         machine=looked.machine,
-        candidate=_candidate(planning, looked, install),
+        candidate=_candidate(planning, looked._replace(install=install)),
         install=install,
         wheel=wheel,
         cache=str(cache_folder() / "ask"),
@@ -68,26 +69,14 @@ def _with_engine(planning: Planning, asking: Asking) -> Planning:
     return msgspec.structs.replace(planning, intent=msgspec.structs.replace(planning.intent, engine=f"{name}@{version}"))
 
 
-def _install(host: Host, asking: Asking, looked: Looked) -> EngineInstall | None:
-    """The engine in the interpreter that was named, else one of this machine in the version asked about."""
-    from firstlight.engines.registry import load_adapters
-    from firstlight.probe.engines import find_engines
-
+def _install(asking: Asking, looked: Looked) -> EngineInstall | None:
+    """The engine that answers; a release of which only the wheel is asked has none. Raises UsageError `no-engine-there`."""
     if asking.engine_wheel:
         return None
-    adapters = [a for a in load_adapters() if a.name == looked.engine.name]
-    hints = [asking.engine_python] if asking.engine_python else [i.python for i in _ours(host) if i.python]
-    found = find_engines(host, adapters, hints=hints)
-    if asking.engine_python:
-        wanted = os.path.realpath(asking.engine_python)
-        found = [i for i in found if (i.python and os.path.realpath(i.python) == wanted) or i.python == asking.engine_python]
-        if not found:
-            raise UsageError(
-                "no-engine-there", f"{asking.engine_python} has no {looked.engine.name}", hint="firstlight engines list shows what is here"
-            )
-    version = looked.engine.version
-    fitting = [i for i in found if version is None or i.version == version]
-    return fitting[0] if fitting else None
+    if asking.engine_python and (looked.install is None or not is_at(looked.install, asking.engine_python)):
+        release = f"{looked.engine.name} {looked.engine.version or ''}".strip()
+        raise UsageError("no-engine-there", f"{asking.engine_python} has no {release}", hint="firstlight engines list shows what is here")
+    return looked.install
 
 
 def _wheel(asking: Asking, looked: Looked, install: EngineInstall | None) -> str | None:
@@ -101,10 +90,9 @@ def _wheel(asking: Asking, looked: Looked, install: EngineInstall | None) -> str
     return f"vllm=={version}"
 
 
-def _candidate(planning: Planning, looked: Looked, install: EngineInstall | None) -> Candidate:
+def _candidate(planning: Planning, looked: Looked) -> Candidate:
     """What the plan would start; where the plan sees nothing that works, the flags as given, so that the engine says it itself."""
-    known = looked if install is None else looked._replace(install=install)
-    found = compute(planning, known)
+    found = compute(planning, looked)
     extra = list(planning.intent.extra_args)
     if found.best is not None:
         return msgspec.structs.replace(found.best, args=[*found.best.args, *extra])

@@ -98,7 +98,7 @@ def _adapters() -> Iterator[Item]:
 
 
 def _engines() -> Iterator[Item]:
-    from firstlight.app.stages.look import engine_hints
+    from firstlight.app.looking import engine_hints
     from firstlight.engines.registry import load_adapters
     from firstlight.probe.engines import find_engines
     from firstlight.probe.local import LocalHost

@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 import click
 import msgspec
 
+from firstlight.app import looking
 from firstlight.app.output import glyphs, show_findings
 from firstlight.app.plan_options import Planning
-from firstlight.app.stages.look import engine_hints
 from firstlight.core.checkpoint import Checkpoint
 from firstlight.core.errors import FirstlightError, InputError, UsageError
 from firstlight.core.findings import Finding, Severity
@@ -17,33 +17,26 @@ from firstlight.core.intent import Intent, Pins
 from firstlight.core.machine import EngineInstall, Machine
 from firstlight.core.plan import Candidate, EngineRef
 from firstlight.core.ports import Host
-from firstlight.core.units import GIB
 from firstlight.preflight.command import EngineCommand
 from firstlight.preflight.context import Context
 
-MEASURED_FROM = 4 * GIB
 CODES_OF_FILES = ("weights-absent", "shard-missing", "shard-truncated", "index-missing", "download-unfinished")
 
 
 class Looked(NamedTuple):
-    """context with everything that could be had; about: one line a fact, for people."""
+    """context with everything that could be had; about: one line a fact, for people; findings: of the looking itself."""
 
     context: Context
     about: list[str]
+    findings: Sequence[Finding] = ()
 
 
 def look(planning: Planning, *, host: str, engine_python: str | None) -> Looked:
     """Model, machine, engine and plan for `preflight`."""
-    from firstlight.probe.hosts import open_host
-
-    where = open_host(host)
-    checkpoint = planning.checkpoint() or _inspected(planning.intent.model, where)
-    machine = planning.machine() or _probed(where, checkpoint, engine_hints(where, engine_python))
-    engine = planning.engine or _preferred(checkpoint)
-    install = _install(machine, engine)
+    checkpoint, machine, engine, install, findings = looking.look(planning, host=host, engine_python=engine_python, measure_reads=True)
     candidate = _candidate(checkpoint, machine, planning.intent, engine, install)
     context = Context(checkpoint=checkpoint, machine=machine, intent=planning.intent, candidate=candidate, install=install)
-    return Looked(context, _about(context))
+    return Looked(context, _about(context), findings)
 
 
 def look_at_command(command: EngineCommand, *, host: str, gpu: str | None, engine_python: str | None) -> Looked:
@@ -54,10 +47,11 @@ def look_at_command(command: EngineCommand, *, host: str, gpu: str | None, engin
 
     where = open_host(host)
     checkpoint, unread = _if_readable(command.model, where)
-    folder = [str(Path(command.program).parent.parent)] if command.program and "/" in command.program else []
-    machine = imagine(gpu) if gpu else _probed(where, checkpoint, [*engine_hints(where, engine_python), *folder])
+    runs_in = engine_python or _runs_in(command.program)
+    hints = looking.engine_hints(where, runs_in)
+    machine = imagine(gpu) if gpu else looking.look_at_machine(where, checkpoint, hints=hints, measure_reads=True)
     engine = EngineRef(name=command.engine, version=command.version)
-    install = None if command.image else _install(machine, engine)
+    install = None if command.image else looking.install_of(machine.engines, engine, runs_in)
     pins = pins_from_args(command.args) if command.engine == "vllm" else Pins()
     name = f"{command.engine}@{command.version}" if command.version else command.engine
     intent = Intent(model=command.model, engine=name, pins=pins, env=command.env, bind="127.0.0.1", extra_args=[])
@@ -72,23 +66,30 @@ def look_at_command(command: EngineCommand, *, host: str, gpu: str | None, engin
     return Looked(context, [f"from the {command.origin}", *unread, *_about(context)])
 
 
+def _runs_in(program: str | None) -> str | None:
+    """The interpreter beside a `vllm` that was named by its path; a `llama-server` is asked itself."""
+    if program is None or "/" not in program:
+        return None
+    return program if Path(program).name == "llama-server" else str(Path(program).with_name("python"))
+
+
 def _if_readable(model: str, host: Host) -> tuple[Checkpoint | None, list[str]]:
     """A path inside a container, or a hub that does not answer, leaves the checkpoint unknown; the rest is still checked."""
     try:
-        return _inspected(model, host), []
+        return looking.look_at_model(model, host), []
     except FirstlightError as e:
         return None, [f"{model} cannot be read from here ({e.code}): what depends on the model is not checked"]
 
 
-def findings_of(context: Context, ignore: Sequence[str]) -> list[Finding]:
+def findings_of(looked: Looked, ignore: Sequence[str]) -> list[Finding]:
     """The checkpoint's, the machine's and every check's; for a machine that is not there, absent files are no blocker."""
     from firstlight.preflight.run import finish, run_checks
 
-    marked = frozenset(ignore)
+    context, marked = looked.context, frozenset(ignore)
     carried = [f for holder in (context.checkpoint, context.machine) if holder is not None for f in holder.findings]
     imagined = context.machine is not None and context.machine.imagined
     softened = [_softened(f) if imagined else f for f in carried]
-    return finish([*softened, *run_checks(context, ignore=marked)], ignore=marked)
+    return finish([*looked.findings, *softened, *run_checks(context, ignore=marked)], ignore=marked)
 
 
 def _softened(finding: Finding) -> Finding:
@@ -129,42 +130,11 @@ def _about(context: Context) -> list[str]:
     return lines
 
 
-def _inspected(model: str, host: Host) -> Checkpoint:
-    from firstlight.inspect.checkpoint import inspect
-    from firstlight.inspect.sources import open_source
-
-    return inspect(open_source(model, host, env=host.environ()))
-
-
-def _probed(host: Host, checkpoint: Checkpoint | None, hints: Sequence[str]) -> Machine:
-    """The disk is measured where reading it will take a while."""
-    from firstlight.engines.registry import load_adapters
-    from firstlight.probe.engines import find_engines
-    from firstlight.probe.machine import probe_machine
-
-    path, size = (checkpoint.path, checkpoint.file_bytes) if checkpoint else (None, None)
-    machine = probe_machine(host, paths=[path] if path else [], measure_reads=(size or 0) > MEASURED_FROM)
-    return msgspec.structs.replace(machine, engines=find_engines(host, load_adapters(), hints=hints))
-
-
-def _preferred(checkpoint: Checkpoint) -> EngineRef:
-    from firstlight.engines.registry import choose_adapter
-
-    adapter = choose_adapter(checkpoint)
-    return EngineRef(name=adapter.name if adapter else "vllm")
-
-
-def _install(machine: Machine, engine: EngineRef) -> EngineInstall | None:
-    fitting = [i for i in machine.engines if i.engine == engine.name and i.version and engine.version in (None, i.version)]
-    return fitting[0] if fitting else None
-
-
 def _candidate(checkpoint: Checkpoint, machine: Machine, intent: Intent, engine: EngineRef, install: EngineInstall | None) -> Candidate:
     """The plan's layout for the checkpoint as it is, without what the plan cures in it; the pins where nothing fits."""
     from firstlight.plan.plan import plan
 
-    version = engine.version or (install.version if install else None)
-    found = plan(checkpoint, machine, intent, engine=EngineRef(name=engine.name, version=version), install=install)
+    found = plan(checkpoint, machine, intent, engine=engine, install=install)
     if found.best is not None:
         return _uncured(found.best, intent)
     return _as_candidate(engine, install, intent.pins, [])

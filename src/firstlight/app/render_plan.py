@@ -7,9 +7,9 @@ from typing import NamedTuple
 from rich.console import Console
 from rich.text import Text
 
+from firstlight.app.looking import Looked
 from firstlight.app.output import console, glyphs, show_findings
 from firstlight.app.plan_options import Planning
-from firstlight.app.planning import Looked
 from firstlight.core.figures import Figure, Rung
 from firstlight.core.ids import slug
 from firstlight.core.machine import EngineInstall

@@ -3,7 +3,6 @@
 from collections.abc import Iterable, Sequence
 from importlib.metadata import EntryPoint, entry_points
 
-from firstlight.core.checkpoint import Checkpoint
 from firstlight.core.errors import FirstlightError, UsageError
 from firstlight.core.ports import EngineAdapter
 
@@ -28,24 +27,18 @@ def load_adapters(points: Iterable[EntryPoint] | None = None) -> list[EngineAdap
 
 
 def find_adapter(name: str, adapters: Sequence[EngineAdapter] | None = None) -> EngineAdapter:
-    """The adapter of `vllm`, `vllm@0.32.0`, … Raises UsageError `unknown-engine`."""
+    """The adapter of `vllm`, `vllm@0.32.0`, … Raises UsageError `engine-unknown`."""
     known = load_adapters() if adapters is None else adapters
     wanted = name.partition("@")[0]
     for adapter in known:
         if adapter.name == wanted:
             return adapter
     raise UsageError(
-        "unknown-engine",
+        "engine-unknown",
         f"{wanted} is not an engine that is known here",
         evidence=tuple(f"{a.name}: {a.title}" for a in known),
         hint=f"name one of these, or install a package that registers `{GROUP}`",
     )
-
-
-def choose_adapter(checkpoint: Checkpoint, adapters: Sequence[EngineAdapter] | None = None) -> EngineAdapter | None:
-    """The adapter that likes this checkpoint most; None where none takes it."""
-    ranked = sorted(load_adapters() if adapters is None else adapters, key=lambda a: -a.accepts(checkpoint))
-    return ranked[0] if ranked and ranked[0].accepts(checkpoint) > 0 else None
 
 
 def _load(point: EntryPoint) -> EngineAdapter:

@@ -34,6 +34,6 @@ def command(
 
     named = with_release(read_command(words, file), release)
     looked = look_at_command(named, host=host, gpu=gpu, engine_python=engine_python)
-    findings = findings_of(looked.context, ignore)
+    findings = findings_of(looked, ignore)
     emit_rows("Finding", findings, output, lambda: show(looked, findings))
     return Exit.PREFLIGHT_BLOCKED if blockers(findings) else Exit.OK

@@ -22,7 +22,8 @@ def command(model: str | None, save_to: str | None, show_all: bool, output: str,
 
     Exit 0: fits. 3: nothing fits. 4: what was pinned cannot run.
     """
-    from firstlight.app.planning import compute, look, save
+    from firstlight.app.looking import look
+    from firstlight.app.planning import compute, save
 
     planning = planning_of(options, model=model)
     looked = look(planning)

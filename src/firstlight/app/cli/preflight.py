@@ -25,6 +25,6 @@ def command(model: str | None, host: str, engine_python: str | None, ignore: tup
     from firstlight.core.findings import blockers
 
     looked = look(planning_of(options, model=model), host=host, engine_python=engine_python)
-    findings = findings_of(looked.context, ignore)
+    findings = findings_of(looked, ignore)
     emit_rows("Finding", findings, output, lambda: show(looked, findings))
     return Exit.PREFLIGHT_BLOCKED if blockers(findings) else Exit.OK

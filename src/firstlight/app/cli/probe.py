@@ -28,8 +28,8 @@ def command(
     output: str,
 ) -> int:
     """GPUs, links, memory, limits, ports, disks under PATH, engines. Needs nothing on the target but POSIX sh."""
+    from firstlight.app.looking import engine_hints
     from firstlight.app.machine_page import save_raw, show_machine
-    from firstlight.app.stages.look import engine_hints
     from firstlight.engines.registry import load_adapters
     from firstlight.probe.engines import find_engines
     from firstlight.probe.hosts import open_host

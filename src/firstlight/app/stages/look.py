@@ -3,21 +3,17 @@
 import asyncio
 import os
 
-import msgspec
-
-from firstlight.app.elsewhere import hub_environ, places_of
-from firstlight.app.places import data_folder
+from firstlight.app import looking
 from firstlight.app.session import Session
 from firstlight.app.stages import describe, fitting, stale
 from firstlight.app.stages.yielding import yielded
 from firstlight.catalog.presets import find_preset
-from firstlight.core.checkpoint import Checkpoint
-from firstlight.core.errors import Exit, FirstlightError, UsageError
+from firstlight.core.errors import Exit, FirstlightError
 from firstlight.core.fetch import Fetched
 from firstlight.core.findings import Finding, blockers
-from firstlight.core.machine import EngineInstall
+from firstlight.core.machine import EngineInstall, Machine
 from firstlight.core.plan import EngineRef, PlanSet
-from firstlight.core.ports import EngineAdapter, Host
+from firstlight.core.ports import EngineAdapter
 from firstlight.core.units import format_bytes
 
 
@@ -26,9 +22,9 @@ async def inspect(session: Session) -> str:
     preset = find_preset(session.intent.model)
     fetched = await _preset_file(session) if preset else None
     where = fetched.path if fetched else session.intent.model
-    found = await asyncio.to_thread(_read_checkpoint, session, where)
+    found = await asyncio.to_thread(looking.read_checkpoint, where, session.host)
     if preset:
-        found = msgspec.structs.replace(found, ref=session.intent.model, name=preset.model, license=found.license or preset.license)
+        found = looking.named_as(preset, session.intent.model, found)
     session.checkpoint = found
     session.save(session.checkpoint, "checkpoint.json")
     session.add(session.checkpoint.findings)
@@ -39,91 +35,40 @@ async def inspect(session: Session) -> str:
 async def _preset_file(session: Session) -> Fetched:
     """Raises FirstlightError `not-fetched` in a dry run, which downloads nothing."""
     from firstlight.app.stages.start import fetch_model
-    from firstlight.fetch.fetch import estimate
 
     if session.options.dry_run:
-        expected = await estimate(session.intent.model, env=os.environ)
-        if expected.bytes_to_fetch != 0:
-            raise FirstlightError(
-                "not-fetched",
-                f"{session.intent.model} is not on this disk, and a dry run downloads nothing",
-                evidence=(f"{format_bytes(expected.bytes_to_fetch)} to {expected.destination}",),
-                hint=f"firstlight fetch {session.intent.model}",
-            )
+        await asyncio.to_thread(looking.fetched_preset, session.intent.model, os.environ)
     return await fetch_model(session)
 
 
-def _read_checkpoint(session: Session, where: str) -> Checkpoint:
-    from firstlight.inspect.checkpoint import inspect as inspect_source
-    from firstlight.inspect.sources import open_source
-
-    return inspect_source(open_source(where, session.host, env=hub_environ(session.host)))
-
-
 async def probe(session: Session) -> str:
-    from firstlight.probe.engines import find_engines
-    from firstlight.probe.machine import probe_machine
-
-    there = places_of(session.host)
-    places = (session.model.path, there.cache, there.state)
-    paths = [p for p in places if p and session.host.stat(p) is not None]
-    hints = engine_hints(session.host, session.intent.engine_python)
-    machine = await asyncio.to_thread(probe_machine, session.host, paths=paths, raw=session.raw)
-    engines = await asyncio.to_thread(find_engines, session.host, session.adapters, hints=hints)
-    session.machine = msgspec.structs.replace(machine, engines=engines)
-    session.save(session.machine, "machine.json")
+    hints = looking.engine_hints(session.host, session.intent.engine_python)
+    machine = await asyncio.to_thread(
+        looking.look_at_machine, session.host, session.model, hints=hints, adapters=session.adapters, raw=session.raw
+    )
+    session.machine = machine
+    session.save(machine, "machine.json")
     if session.folder:
         for name, text in session.raw.items():
             session.folder.write(f"probe/{name}.txt", text.encode())
     session.add(machine.findings)
-    session.adapter, session.install = choose_engine(session)
-    return describe.machine(session.machine, session.install)
+    session.adapter, session.install = _installed_engine(session, machine)
+    return describe.machine(machine, session.install)
 
 
-def engine_hints(host: Host, engine_python: str | None) -> list[str]:
-    """Interpreters to ask, the user's word first, then the environments that firstlight made here. Another host is asked for its own."""
-    named = [engine_python] if engine_python else []
-    if not host.is_local:
-        return named
-    return named + [str(p) for p in sorted(data_folder().glob("engines/*/bin/python"), reverse=True)]
-
-
-def choose_engine(session: Session) -> tuple[EngineAdapter, EngineInstall]:
-    """The engine that the user named, else the installed one that likes this checkpoint most.
-
-    Raises UsageError engine-unknown, or FirstlightError engine-missing with the command that installs it.
-    """
-    wanted, _, version = (session.intent.engine or "").partition("@")
-    adapters = [a for a in session.adapters if a.name == wanted] if wanted else list(session.adapters)
-    if not adapters:
-        names = ", ".join(sorted(a.name for a in session.adapters))
-        raise UsageError("engine-unknown", f"no engine is called {wanted!r}", evidence=(f"known: {names}",))
-    ranked = sorted(adapters, key=lambda a: a.accepts(session.model), reverse=True)
-    installs = session.machine.engines if session.machine else []
-    for adapter in ranked:
-        fitting = [i for i in installs if i.engine == adapter.name and i.version and (not version or i.version == version)]
-        if fitting and (wanted or adapter.accepts(session.model) > 0):
-            return adapter, preferred(fitting, session.intent.engine_python)
-    raise engine_missing(session, ranked[0], installs)
-
-
-def preferred(installs: list[EngineInstall], python: str | None) -> EngineInstall:
-    named = [i for i in installs if python and i.python == python]
-    return (named or installs)[0]
-
-
-def engine_missing(session: Session, adapter: EngineAdapter, installs: list[EngineInstall]) -> FirstlightError:
-    evidence = [f"{i.engine} {i.version or '?'} in {i.python or i.binary}" for i in installs] or ["no engine was found on this machine"]
-    evidence += [f"{f.code}: {f.message}" for i in installs for f in i.findings]
-    if session.intent.engine_python:
-        evidence.append(f"asked for: {session.intent.engine_python}")
-    return FirstlightError(
-        "engine-missing",
-        f"{session.model.format} checkpoints like this one need {adapter.title}, and it is not installed here",
-        evidence=tuple(evidence),
-        hint=adapter.install_hint(session.machine),
-        exit_code=Exit.PREFLIGHT_BLOCKED,
+def _installed_engine(session: Session, machine: Machine) -> tuple[EngineAdapter, EngineInstall]:
+    """Raises FirstlightError `engine-missing`: what starts something needs more than a choice."""
+    name, _, version = (session.intent.engine or "").partition("@")
+    chosen = looking.choose_engine(
+        session.model,
+        machine.engines,
+        EngineRef(name=name, version=version or None) if name else None,
+        adapters=session.adapters,
+        engine_python=session.intent.engine_python,
     )
+    if chosen.install is None:
+        raise looking.engine_missing(chosen, session.model, machine, session.intent.engine_python)
+    return chosen.adapter, chosen.install
 
 
 async def preflight(session: Session) -> str:
