@@ -7,7 +7,6 @@ from typing import NamedTuple
 
 import msgspec
 
-from firstlight.app.elsewhere import hub_environ, only_here, places_of
 from firstlight.app.places import cache_folder, data_folder
 from firstlight.app.plan_options import Planning
 from firstlight.catalog.engines import newest
@@ -20,7 +19,6 @@ from firstlight.core.plan import EngineRef
 from firstlight.core.ports import EngineAdapter, Host
 from firstlight.core.units import GIB, format_bytes
 from firstlight.engines.registry import find_adapter, load_adapters
-from firstlight.probe.local import LocalHost
 
 MEASURED_FROM = 4 * GIB
 
@@ -67,6 +65,7 @@ def look(
 
 def look_at_model(model: str, host: Host) -> Checkpoint:
     """Headers and small files only. Raises FirstlightError; `not-fetched` for a preset whose file is not here."""
+    from firstlight.app.elsewhere import hub_environ
 
     preset = find_preset(model)
     found = read_checkpoint(fetched_preset(model, {**hub_environ(host)}) if preset else model, host)
@@ -75,8 +74,10 @@ def look_at_model(model: str, host: Host) -> Checkpoint:
 
 def read_checkpoint(where: str, host: Host) -> Checkpoint:
     """A folder that only this machine has is read here, and has no path on `host` until it is copied there."""
+    from firstlight.app.elsewhere import hub_environ, only_here
     from firstlight.inspect.checkpoint import inspect
     from firstlight.inspect.sources import open_source
+    from firstlight.probe.local import LocalHost
 
     here = only_here(where, host)
     found = inspect(open_source(here or where, LocalHost() if here else host, env=hub_environ(host)))
@@ -115,6 +116,7 @@ def look_at_machine(
     measure_reads: bool = False,
 ) -> Machine:
     """The host with its engines and the disks that matter. measure_reads: the model's disk, where reading it will take a while."""
+    from firstlight.app.elsewhere import places_of
     from firstlight.probe.machine import probe_machine
 
     there = places_of(host)
