@@ -37,7 +37,7 @@ def print_dry_run(session: Session) -> None:
     """The plan and the exact engine command; what was found is on stderr."""
     from firstlight.app.looking import Looked
     from firstlight.app.plan_options import Planning
-    from firstlight.app.render_plan import show_plan
+    from firstlight.app.views.plan import show_plan
 
     if session.plan_set is not None and session.machine is not None and session.plan_set.best is not None:
         looked = Looked(session.model, session.machine, session.plan_set.best.engine, session.install)

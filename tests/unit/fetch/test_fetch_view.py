@@ -1,7 +1,7 @@
 """What a fetch looks like, in Unicode and in ASCII."""
 
-from firstlight.app.fetch_view import progress_lines
 from firstlight.app.output import ASCII, UNICODE
+from firstlight.app.views.fetch import progress_lines
 from firstlight.core.fetch import FetchProgress, FileProgress
 
 MOVING = FetchProgress(

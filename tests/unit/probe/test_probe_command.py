@@ -7,7 +7,7 @@ import pytest
 from recorded_host import recorded_machine
 
 from firstlight.app.group import run
-from firstlight.app.machine_page import show_machine
+from firstlight.app.views.machine import show_machine
 from firstlight.core.machine import Machine
 from firstlight.core.schema import decode
 

@@ -26,7 +26,7 @@ def command(model: str | None, output: str, **options: Any) -> int:
     No GPU memory is used and no weight is read. Exit 0: it answers. 3: the length does not fit. 4: it refuses.
     """
     from firstlight.app.asking import Asking, ask_with
-    from firstlight.app.render_answer import show_answer
+    from firstlight.app.views.answer import show_answer
 
     asking = Asking(**{name: options.pop(name) for name in ("engine_python", "engine_wheel", "timeout", "memory_limit", "yes", "allow")})
     planning = planning_of(options, model=model)

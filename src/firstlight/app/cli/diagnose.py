@@ -16,7 +16,7 @@ def command(what: str, engine: str | None, engine_version: str | None, exit_stat
 
     Exit 0 when the log could be read, whatever its outcome.
     """
-    from firstlight.app.diagnosis_view import print_diagnosis
+    from firstlight.app.views.diagnosis import print_diagnosis
     from firstlight.app.watching_log import ending_of, file_chunks, find_target
     from firstlight.diagnose.diagnose import diagnose
 

@@ -158,7 +158,7 @@ def remove(environment: str, yes: bool) -> int:
 @output_option
 def show(engine: str, gpu: str, layer: str | None, output: str) -> int:
     """Which kernel a release picks on a GPU, by layer kind and KV cache dtype (`none`: it refuses to start)."""
-    from firstlight.app.render_backends import choices, show_choices
+    from firstlight.app.views.backends import choices, show_choices
 
     rows = choices(engine, gpu, layer)
     emit_rows("Choice", rows, output, lambda: show_choices(rows))
@@ -173,7 +173,7 @@ def show(engine: str, gpu: str, layer: str | None, output: str) -> int:
 @output_option
 def diff(before: str, after: str, gpu: str, show_all: bool, output: str) -> int:
     """What an upgrade changes on a GPU: kernels that differ, and what starts to work or ceases to."""
-    from firstlight.app.render_backends import changes, show_changes
+    from firstlight.app.views.backends import changes, show_changes
 
     rows = changes(before, after, gpu, show_all)
     emit_rows("Change", rows, output, lambda: show_changes(rows, before, after))

@@ -77,8 +77,8 @@ def command(
 async def _fetch(
     model: str, to: str | None, include: tuple[str, ...], exclude: tuple[str, ...], limit_rate: int | None, verify: bool
 ) -> Fetched:
-    from firstlight.app.fetch_view import progress_display
     from firstlight.app.landed import check_landed
+    from firstlight.app.views.fetch import progress_display
     from firstlight.fetch.fetch import fetch
 
     with progress_display() as display:
@@ -102,14 +102,14 @@ def _placed(fetched: Fetched, engine: str | None) -> Fetched:
 
 
 def _show(expected: FetchEstimate) -> None:
-    from firstlight.app.fetch_view import show_estimate
+    from firstlight.app.views.fetch import show_estimate
 
     show_estimate(expected)
     show_findings(expected.findings, err=True)
 
 
 def _result(fetched: Fetched) -> None:
-    from firstlight.app.fetch_view import show_fetched
+    from firstlight.app.views.fetch import show_fetched
 
     show_fetched(fetched)
 

@@ -16,7 +16,7 @@ def command(model: str, revision: str | None, host: str, verify: str | None, out
 
     MODEL is a folder, a .gguf, org/name[@rev] of the cache or a hub, or hf://org/name. Exit 0 whenever it could be read, findings included.
     """
-    from firstlight.app.checkpoint_page import content_progress, show_checkpoint
+    from firstlight.app.views.checkpoint import content_progress, show_checkpoint
     from firstlight.inspect.checkpoint import inspect
     from firstlight.inspect.sources import open_source
     from firstlight.probe.hosts import open_host

@@ -30,7 +30,7 @@ def command(model: str | None, save_to: str | None, show_all: bool, output: str,
     found = compute(planning, looked)
 
     def human() -> None:
-        from firstlight.app.render_plan import show_plan
+        from firstlight.app.views.plan import show_plan
 
         show_plan(found, looked, planning, show_all=show_all)
 

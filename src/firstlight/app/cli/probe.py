@@ -29,7 +29,7 @@ def command(
 ) -> int:
     """GPUs, links, memory, limits, ports, disks under PATH, engines. Needs nothing on the target but POSIX sh."""
     from firstlight.app.looking import engine_hints
-    from firstlight.app.machine_page import save_raw, show_machine
+    from firstlight.app.views.machine import save_raw, show_machine
     from firstlight.engines.registry import load_adapters
     from firstlight.probe.engines import find_engines
     from firstlight.probe.hosts import open_host

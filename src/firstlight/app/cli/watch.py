@@ -21,7 +21,7 @@ def command(what: str, replay: bool, engine: str | None, output: str) -> int:
 
     import msgspec
 
-    from firstlight.app.watch_view import WatchView, as_event, beat_event
+    from firstlight.app.views.watch import WatchView, as_event, beat_event
     from firstlight.app.watching_log import exit_of, find_target, watch_target
     from firstlight.core.schema import encode
     from firstlight.watch.follow import Beat
