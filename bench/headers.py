@@ -1,6 +1,6 @@
 """How fast `firstlight inspect` reads the headers of Kimi-K2.5-NVFP4 (119 shards, 278,219 tensors), side by side with others in one run.
 
-    python bench/inspect.py [--folder DIR] [--runs 5] [--grow 10] [--grown DIR] [--peers PYTHON] [--json FILE]
+    python bench/headers.py [--folder DIR] [--runs 5] [--grow 10] [--grown DIR] [--peers PYTHON] [--json FILE]
 
 Each row is a whole process: start, imports, work, exit. wall: the best of the runs and their median; cpu: user + system of the process
 and its children, the least of the runs; peak: the largest resident set among them. On a shared machine put `chrt -f 20` in front.
@@ -151,7 +151,7 @@ def main() -> None:
     parser.add_argument("--grow", type=int, default=10)
     parser.add_argument("--grown", type=Path)
     parser.add_argument("--peers", type=Path)
-    parser.add_argument("--json", type=Path, default=Path(__file__).parent / "results/inspect.json")
+    parser.add_argument("--json", type=Path, default=Path(__file__).parent / "results/headers.json")
     given = parser.parse_args()
     folder = given.folder or Path(tempfile.mkdtemp(prefix="kimi-"))
     if not (folder / "config.json").exists():
