@@ -13,7 +13,7 @@ from firstlight.core.ids import slug
 from firstlight.core.run import TERMINAL, Endpoint, LaunchSpec, Run, RunState
 from firstlight.core.schema import decode
 from firstlight.core.units import format_seconds
-from firstlight.launch.client import Options, Restart, SupervisorClient, start
+from firstlight.launch.client import Options, Restart, SupervisorClient, SupervisorEvent, start
 from firstlight.probe.local import LocalHost
 
 
@@ -73,6 +73,8 @@ def _wait(folder: RunFolder, client: SupervisorClient) -> Run:
     for event in client.events():
         if event.kind == "ready":
             return folder.update(state=RunState.READY, reason="not verified")
+        if event.kind == "port-stolen":
+            raise _stolen(folder, client, event)
         if event.kind in ("died", "failed"):
             break
     status = client.status()
@@ -84,6 +86,18 @@ def _wait(folder: RunFolder, client: SupervisorClient) -> Run:
         f"{folder.run.name!r} ended before it was ready",
         evidence=(*said, *tail),
         hint=f"firstlight diagnose {folder.path.name}",
+    )
+
+
+def _stolen(folder: RunFolder, client: SupervisorClient, event: SupervisorEvent) -> EngineError:
+    """Nobody would reach the engine, and it may neither serve nor end: it is ended here."""
+    client.stop(grace_seconds=0)
+    folder.update(state=RunState.FAILED, reason="port-in-use")
+    return EngineError(
+        "port-in-use",
+        f"another program took port {event.data['port']} while {folder.run.name!r} started",
+        evidence=(str(event.data["holder"]),),
+        hint="another --port, the same as the command's",
     )
 
 

@@ -12,6 +12,7 @@ import msgspec
 
 from firstlight.app.session import Session
 from firstlight.app.stages import start as starting
+from firstlight.app.stages.ports import rehearsal_port
 from firstlight.app.stages.watching import EngineFailed
 from firstlight.core.answer import RehearsalReport
 from firstlight.core.diagnosis import Cause, Diagnosis, Remedy, Safety
@@ -22,6 +23,7 @@ from firstlight.core.ports import Host
 from firstlight.core.run import LaunchSpec, RunState
 from firstlight.core.units import format_seconds, gib
 from firstlight.diagnose.diagnose import diagnose
+from firstlight.engines.vllm.rehearsal import on_port
 from firstlight.launch.client import Options, SupervisorClient, SupervisorEvent, python_of, start
 from firstlight.rehearse.decide import decide
 from firstlight.rehearse.rehearse import Observation, Observe, rehearse
@@ -31,6 +33,8 @@ from firstlight.watch.state import EngineLog
 LOOK_SECONDS = 0.2
 ANSWER_SECONDS = 120.0
 DEATH_SECONDS = 10.0
+PORT_TAKEN = "port-in-use"
+PORT_TRIES = 4
 ASK = """
 import json, sys, urllib.request
 base, body, limit = sys.argv[1], sys.argv[2].encode(), float(sys.argv[3])
@@ -85,7 +89,7 @@ async def rehearse_plan(
     """Rehearses the session's plan with its final flags and the overlay's path, so that the launch meets the same compile cache."""
     if session.folder is None or session.machine is None or session.install is None:
         raise FirstlightError("no-run-folder", "a rehearsal needs a run folder, a machine and an engine")
-    spec = starting.make_launch(session)
+    spec, found = starting.make_launch(session), [] if diagnoses is None else diagnoses
     folder = session.folder.run.host_folder or str(session.folder.path)
     report = await asyncio.to_thread(
         rehearse,
@@ -95,14 +99,31 @@ async def rehearse_plan(
         machine=session.machine,
         install=session.install,
         config=_config(session.host, spec.model_path),
-        observe=observer(session.host, folder, version=session.install.version, diagnoses=[] if diagnoses is None else diagnoses),
-        port=starting.free_port(session),
+        observe=on_free_ports(session, observer(session.host, folder, version=session.install.version, diagnoses=found), found),
+        port=rehearsal_port(session),
         depth=depth,
         patience=patience,
     )
     session.rehearsal = report
     session.save(report, "rehearsal.json")
     return report
+
+
+def on_free_ports(session: Session, observe: Observe, diagnoses: list[Diagnosis]) -> Observe:
+    """A port that somebody else took between the look and the start says nothing of the plan: the start is made again on another."""
+
+    def again(spec: LaunchSpec, patience: float) -> Observation:
+        tried, known = [spec.port], len(diagnoses)
+        seen = observe(spec, patience)
+        while seen.code == PORT_TAKEN and len(tried) < PORT_TRIES:
+            del diagnoses[known:]
+            tried.append(rehearsal_port(session, tried=tried))
+            session.emitter.emit("say", text=f"the rehearsal's port {spec.port} is taken ({seen.refusal}): another, {tried[-1]}")
+            spec = on_port(spec, tried[-1])
+            seen = observe(spec, patience)
+        return seen
+
+    return again
 
 
 def _config(host: Host, model_path: str | None) -> dict[str, Any]:
@@ -138,7 +159,7 @@ def _watch(client: SupervisorClient, spec: LaunchSpec, patience: float, version:
     while ending is None and time.monotonic() - begun < patience:
         try:
             event = events.get(timeout=LOOK_SECONDS)
-            ending = event if event is None or event.kind in ("ready", "died", "failed") else None
+            ending = event if event is None or event.kind in ("ready", "died", "failed", "port-stolen") else None
             if event is None:
                 break
         except queue.Empty:
@@ -150,6 +171,8 @@ def _watch(client: SupervisorClient, spec: LaunchSpec, patience: float, version:
     if ending is not None and ending.kind == "ready":
         return _ready(client, spec, data, log, seconds, diagnoses)
     data += _read(client, len(data))
+    if ending is not None and ending.kind == "port-stolen":
+        return Observation(ready=False, seconds=seconds, log=data, refusal=f"held by {ending.data.get('holder')}", code=PORT_TAKEN)
     if ending is None:
         return Observation(ready=False, timed_out=True, seconds=seconds, log=data)
     return _failed(client, spec, data, seconds, version, diagnoses, phases=phase_seconds(log))

@@ -3,7 +3,6 @@
 import asyncio
 import time
 from collections.abc import Callable
-from urllib.parse import urlsplit
 
 import msgspec
 
@@ -12,11 +11,14 @@ from firstlight.app.landed import check_landed
 from firstlight.app.places import cache_folder
 from firstlight.app.session import Session
 from firstlight.catalog.presets import find_preset
+from firstlight.app.stages.ports import choosing, free_port
+from firstlight.app.store import RunFolder
 from firstlight.core.errors import Exit, FirstlightError
 from firstlight.core.fetch import Fetched, FetchProgress
 from firstlight.core.ids import digest
 from firstlight.core.intent import Intent
-from firstlight.core.run import TERMINAL, Endpoint, LaunchSpec, RunState
+from firstlight.core.ports import EngineAdapter
+from firstlight.core.run import Endpoint, LaunchSpec, RunState
 from firstlight.core.units import format_bytes
 from firstlight.launch.caches import with_caches
 from firstlight.launch.client import Alive, Options, Restart, start
@@ -24,7 +26,6 @@ from firstlight.launch.headstart import plan_head_start
 from firstlight.probe.local import LocalHost
 
 CONSENT_BYTES = 10**9
-FIRST_PORT = 8000
 
 
 async def fetch(session: Session) -> str:
@@ -127,22 +128,29 @@ async def launch(session: Session) -> str:
     """Starts the engine under a supervisor of its own that outlives this terminal. Each attempt has a folder in the run."""
     if session.folder is None or session.adapter is None:
         raise FirstlightError("no-run-folder", "a launch needs a run folder")
-    session.launch = make_launch(session)
+    spec = await asyncio.to_thread(_decide, session, session.folder, session.adapter)
     options = supervision(session)
-    session.endpoint = endpoint_for(session)
-    session.folder.write("command.txt", (session.adapter.command(session.launch) + "\n").encode())
-    session.save(session.launch, "launch.json")
-    session.save(session.endpoint, "endpoint.json")
-    session.folder.update(state=RunState.STARTING, engine=session.adapter.name, attempt=session.attempt, endpoint=session.endpoint)
-    session.save(session.launch, f"attempts/{session.attempt}/launch.json")
     folder = session.folder.attempt_there
-    shipped = await asyncio.to_thread(ship_key, session.host, session.launch, folder)
+    shipped = await asyncio.to_thread(ship_key, session.host, spec, folder)
     session.supervisor = await asyncio.to_thread(
         start, session.host, folder=folder, spec=shipped, options=options, run=session.folder.path.name
     )
     status = await asyncio.to_thread(session.supervisor.status)
     session.folder.update(supervisor=status.supervisor, engine_process=status.engine)
-    return f"{session.adapter.title} on port {session.launch.port}"
+    return f"{session.adapter.title} on port {spec.port}"
+
+
+def _decide(session: Session, folder: RunFolder, adapter: EngineAdapter) -> LaunchSpec:
+    """The launch with its port, on record before anything else may choose the same."""
+    with choosing(session):
+        spec = session.launch = make_launch(session)
+        session.endpoint = endpoint_for(session)
+        folder.update(state=RunState.STARTING, engine=adapter.name, attempt=session.attempt, endpoint=session.endpoint)
+    folder.write("command.txt", (adapter.command(spec) + "\n").encode())
+    session.save(session.launch, "launch.json")
+    session.save(session.endpoint, "endpoint.json")
+    session.save(spec, f"attempts/{session.attempt}/launch.json")
+    return spec
 
 
 def supervision(session: Session) -> Options:
@@ -192,19 +200,6 @@ def served_name(session: Session) -> str:
     if model.startswith("/") or find_preset(model):
         return session.model.name or session.name
     return model.removeprefix("hf://").partition("@")[0].partition(":")[0]
-
-
-def free_port(session: Session) -> int:
-    """The first port from 8000 on that nothing on the host listens at and no run of ours has claimed.
-
-    A later attempt begins at a place of its own: whoever took the first port may be looking for the next one too.
-    """
-    taken = set(session.machine.ports_in_use if session.machine else [])
-    runs = session.store.scan()[0]
-    others = [r for f, r in runs if r.host == session.host.name and (session.folder is None or f.path != session.folder.path)]
-    taken |= {urlsplit(r.endpoint.base_url).port or 0 for r in others if r.endpoint and r.state not in TERMINAL}
-    first = FIRST_PORT if session.attempt == 1 else FIRST_PORT + 1 + int(digest([session.name, time.time()])[:8], 16) % 1000
-    return next(p for p in range(first, 65536) if p not in taken)
 
 
 def endpoint_for(session: Session) -> Endpoint:

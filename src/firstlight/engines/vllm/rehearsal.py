@@ -49,14 +49,19 @@ def rehearsal_spec(spec: LaunchSpec, *, port: int, version: str | None, override
 
     Releases before 0.26 print where the memory goes only at the level DEBUG.
     """
-    argv = _without(_without(list(spec.argv), "--load-format"), "--port")
+    argv = _without(list(spec.argv), "--load-format")
     if overrides:
         own = json.loads(option_value(argv, "--hf-overrides") or "{}")
         argv = [*_without(argv, "--hf-overrides"), "--hf-overrides", json.dumps(merged(own, overrides))]
     env = dict(spec.env)
     if _older(version, (0, 26)):
         env.setdefault("VLLM_LOGGING_LEVEL", "DEBUG")
-    return msgspec.structs.replace(spec, argv=[*argv, "--load-format", "dummy", "--port", str(port)], env=env, port=port)
+    return on_port(msgspec.structs.replace(spec, argv=[*argv, "--load-format", "dummy"], env=env), port)
+
+
+def on_port(spec: LaunchSpec, port: int) -> LaunchSpec:
+    """The same launch on another port."""
+    return msgspec.structs.replace(spec, argv=[*_without(list(spec.argv), "--port"), "--port", str(port)], port=port)
 
 
 def truncation(config: Mapping[str, Any], layers: int) -> dict[str, Any]:

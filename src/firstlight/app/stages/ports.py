@@ -1,0 +1,61 @@
+"""Which port a start gets: looked for when it starts, claimed against other firstlights of this user, and recorded in the run."""
+
+import fcntl
+import random
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager, suppress
+from urllib.parse import urlsplit
+
+from firstlight.app.session import Session
+from firstlight.core.errors import HostError
+from firstlight.core.run import TERMINAL
+from firstlight.probe.facts.network import parse_ports
+
+FIRST_PORT = 8000
+REHEARSAL_PORTS = range(9000, 10000)
+
+
+def free_port(session: Session) -> int:
+    """The first port from 8000 on that nothing on the host listens at now and no run of ours has claimed.
+
+    A later attempt begins at a place of its own: whoever took the first port may be looking for the next one too.
+    """
+    taken = _listening(session) | _claimed(session)
+    first = FIRST_PORT if session.attempt == 1 else FIRST_PORT + 1 + random.randrange(1000)
+    return next(p for p in range(first, 65536) if p not in taken)
+
+
+def rehearsal_port(session: Session, *, tried: Collection[int] = ()) -> int:
+    """A free port away from those of launches: a rehearsal must not take the port that a launch has chosen a moment ago."""
+    taken = _listening(session) | _claimed(session) | set(tried)
+    return random.choice([p for p in REHEARSAL_PORTS if p not in taken] or [p for p in range(10000, 65536) if p not in taken])
+
+
+def _listening(session: Session) -> set[int]:
+    """Ports of the host that somebody listens at: now, and when it was probed."""
+    found = set(session.machine.ports_in_use if session.machine else [])
+    for path in ("/proc/net/tcp", "/proc/net/tcp6"):
+        with suppress(HostError):
+            found |= set(parse_ports(session.host.read(path).decode("ascii", "replace")))
+    return found
+
+
+def _claimed(session: Session) -> set[int]:
+    runs = session.store.scan()[0]
+    others = [r for f, r in runs if r.host == session.host.name and (session.folder is None or f.path != session.folder.path)]
+    return {urlsplit(r.endpoint.base_url).port or 0 for r in others if r.endpoint and r.state not in TERMINAL}
+
+
+@contextmanager
+def choosing(session: Session) -> Iterator[None]:
+    """One `up` at a time chooses a port and records it: two at once would choose the same."""
+    path = session.store.root.parent / "locks" / "ports.lock"
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle = open(path, "ab")  # noqa: SIM115 - held for the whole block
+    except OSError:
+        yield  # on a full disk the supervisor still refuses a port that is taken
+        return
+    with handle:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
