@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path[0] = str(ROOT / "tests")  # not this folder: its inspect.py would shadow the standard library's
+sys.path.insert(0, str(ROOT / "tests"))
 
 import asyncio
 import json

@@ -26,7 +26,7 @@ import urllib.request
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-sys.path[0] = str(HERE.parent / "tests")  # in place of this folder, whose inspect.py would hide the standard library's
+sys.path.insert(0, str(HERE.parent / "tests"))
 from hub.models import COMMIT, REPO, write_model  # noqa: E402
 
 PLAIN, CHECKED, HUB, OURS = KINDS = ("plain", "checked", "hub", "firstlight")
