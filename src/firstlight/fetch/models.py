@@ -8,8 +8,8 @@ from pathlib import Path
 from msgspec import Struct
 
 from firstlight.core.errors import HostError, InputError
+from firstlight.core.hub import hub_cache
 from firstlight.fetch.disk import disk_error
-from firstlight.fetch.hub_places import hub_cache
 from firstlight.fetch.lock import is_busy
 from firstlight.fetch.manifest import WORK
 from firstlight.fetch.prepare import cache_root
@@ -34,7 +34,7 @@ class CachedModel(Struct, frozen=True, kw_only=True):
 
 def cached_models(env: Mapping[str, str], *, cache: Path | None = None, used: Mapping[str, list[str]] | None = None) -> list[CachedModel]:
     """Largest first. used: a path (of a model, or inside it) -> names of runs."""
-    folders = [(p, "hub") for p in _children(hub_cache(env)) if p.name.startswith("models--")]
+    folders = [(p, "hub") for p in _children(Path(hub_cache(env)).expanduser()) if p.name.startswith("models--")]
     folders += [(p, "firstlight") for p in _children((cache or cache_root(env)) / "models")]
     models = [_describe(path, place, used or {}) for path, place in folders]
     return sorted((m for m in models if m.bytes), key=lambda m: (-m.bytes, m.name))

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from firstlight.core.errors import HostError
-from firstlight.fetch.hub_places import hub_cache, repo_folder
+from firstlight.core.hub import hub_cache, repo_folder
 from firstlight.fetch.source import Listing, RemoteFile
 from firstlight.fetch.sources.hub import split_ref
 
@@ -15,7 +15,7 @@ HINT = "unset HF_HUB_OFFLINE, or fetch it where there is a network"
 def offline_listing(ref: str, env: Mapping[str, str]) -> Listing:
     """The cached snapshot as a listing. Raises HostError: offline (nothing is cached, or not all that the index names)."""
     repo, revision, variant = split_ref(ref)
-    folder = repo_folder(hub_cache(env), repo)
+    folder = Path(hub_cache(env)).expanduser() / repo_folder(repo)
     commit = _commit(folder, revision or "main")
     snapshot = folder / "snapshots" / (commit or "-")
     if commit is None or not snapshot.is_dir():

@@ -12,7 +12,7 @@ from typing import TypeVar
 from firstlight.core.errors import FirstlightError, HostError, InputError
 from firstlight.core.fetch import LeftOut, Manifest, ManifestFile
 from firstlight.core.findings import Finding, Severity
-from firstlight.fetch.hub_places import is_offline
+from firstlight.core.hub import is_offline
 from firstlight.fetch.journal import read_ranges
 from firstlight.fetch.limit import backoff_seconds
 from firstlight.fetch.manifest import known_files, read_manifest

@@ -6,8 +6,8 @@ import threading
 from pathlib import Path
 from typing import Protocol
 
+from firstlight.core.hub import repo_folder
 from firstlight.core.ids import digest, slug
-from firstlight.fetch.hub_places import repo_folder
 from firstlight.fetch.manifest import LANDED, WORK
 from firstlight.fetch.source import Listing, RemoteFile, safe_name
 
@@ -56,7 +56,7 @@ class CacheTarget:
     def __init__(self, cache: Path, listing: Listing) -> None:
         assert listing.name is not None
         assert listing.revision is not None
-        self.base = repo_folder(cache, listing.name)
+        self.base = cache / repo_folder(listing.name)
         self.result = self.base / "snapshots" / listing.revision
         self.manifest_name = f"{listing.revision}.json"
         self._revision, self._asked = listing.revision, listing.asked_revision

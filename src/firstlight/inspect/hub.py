@@ -17,9 +17,9 @@ import httpx2
 
 from firstlight import __version__
 from firstlight.core.errors import FirstlightError, InputError
+from firstlight.core.hub import endpoint, shown, token
 from firstlight.core.ports import FileInfo
 from firstlight.inspect.hub_errors import from_response, unreachable
-from firstlight.inspect.hub_places import endpoint, shown, token
 
 PARALLEL = 16
 ATTEMPTS = 4
@@ -54,7 +54,7 @@ class HubSource:
         self.requests = 0
         self._asked = revision or "main"
         self._endpoint = endpoint(env)
-        self._token = token(env)
+        self._token = token(env, _token_file)
         self._sleep = sleep
         self._final: dict[str, str] = {}
         self._listed: list[FileInfo] | None = None
@@ -248,3 +248,11 @@ def _file(entry: Mapping[str, Any], sizes: Mapping[str, int]) -> FileInfo:
     large = lfs if isinstance(lfs, dict) else {}
     digest = large.get("sha256") or large.get("oid")
     return FileInfo(path=name, size=size, sha256=digest if isinstance(digest, str) else None)
+
+
+def _token_file(path: str) -> str | None:
+    try:
+        with open(path, encoding="utf-8") as file:
+            return file.read(4096)
+    except (OSError, UnicodeDecodeError):
+        return None

@@ -7,8 +7,8 @@ import stat
 from collections.abc import Iterable, Mapping, Sequence
 
 from firstlight.core.errors import HostError, InputError
+from firstlight.core.hub import hub_cache, is_offline, repo_folder
 from firstlight.core.ports import FileInfo, Host, Source
-from firstlight.inspect.hub_places import hub_cache, is_offline
 from firstlight.inspect.remote import list_files, read_ranges
 
 DEPTH = 4  # folders below the model's own that are looked into
@@ -77,7 +77,7 @@ def _is_folder(path: str, host: Host) -> bool:
 
 def _cached_snapshot(repo: str, revision: str | None, host: Host, env: Mapping[str, str]) -> str | None:
     """The snapshot folder of a revision in the cache, when its weights are all there or nobody could fetch the rest."""
-    base = posixpath.join(hub_cache(env), "models--" + repo.replace("/", "--"))
+    base = posixpath.join(hub_cache(env), repo_folder(repo))
     commit = _read_text(posixpath.join(base, "refs", revision or "main"), host) or revision
     folder = posixpath.join(base, "snapshots", commit) if commit else ""
     if not commit or not _is_folder(folder, host):

@@ -340,8 +340,13 @@ def test_what_had_landed_before_a_failure_is_not_moved_again(hub: Hub, env: Env,
     hub.faults.wrong_name = "model-00006-of-00006.safetensors"
     with pytest.raises(HostError):
         get(env, destination=str(tmp_path / "to"))
+    landed = {p.name for p in (tmp_path / "to").iterdir() if p.is_file()}
+    assert landed
     hub.faults.wrong_name = ""
-    assert get(env, destination=str(tmp_path / "to")).bytes_fetched < 700_000
+    hub.counts.by_file.clear()
+    fetched = get(env, destination=str(tmp_path / "to"))
+    assert not landed & set(hub.counts.by_file)
+    assert right(hub, fetched)
 
 
 def test_files_that_were_put_there_by_hand_are_hashed_and_kept(hub: Hub, env: Env, tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from firstlight.core.errors import ConsentError, FirstlightError, HostError, InputError
-from firstlight.fetch.hub_places import endpoint, hub_cache, is_offline, token
+from firstlight.core.hub import endpoint, hub_cache, is_offline, shown, token
 from firstlight.fetch.source import Changed, Listing, RemoteFile, Retry
 from firstlight.fetch.sources.http import HttpBody, open_range
 from firstlight.fetch.wire import Answer, Wire
@@ -54,7 +54,7 @@ class HubSource:
         )
 
     def cache(self, listing: Listing, env: Mapping[str, str]) -> Path | None:
-        return hub_cache(env)
+        return Path(hub_cache(env)).expanduser()
 
     def open(self, file: RemoteFile, start: int, end: int | None, wire: Wire, env: Mapping[str, str]) -> HttpBody:
         """Asks the signed address that an earlier request was sent to; the hub again when that one has expired."""
@@ -68,7 +68,7 @@ class HubSource:
         return self._open_at_hub(file, start, end, wire, env)
 
     def _open_at_hub(self, file: RemoteFile, start: int, end: int | None, wire: Wire, env: Mapping[str, str]) -> HttpBody:
-        secret = token(env)
+        secret = _token(env)
         answer = open_range(wire, file, file.locator, start, end, {"Authorization": f"Bearer {secret}"} if secret else {})
         if answer.status not in (200, 206):
             raise _refused(answer, file)
@@ -113,18 +113,18 @@ def _model_info(repo: str, revision: str | None, env: Mapping[str, str]) -> "Mod
     import httpx2
     from huggingface_hub import HfApi, errors
 
-    api = HfApi(endpoint=endpoint(env), token=token(env) or False, library_name="firstlight")
+    api = HfApi(endpoint=endpoint(env), token=_token(env) or False, library_name="firstlight")
     try:
         return api.model_info(repo, revision=revision, files_metadata=True, timeout=30)
     except errors.GatedRepoError:
         raise _gated(repo, env) from None
     except errors.RevisionNotFoundError:
-        raise InputError("revision-not-found", f"{repo} has no revision {revision!r}", evidence=(endpoint(env),)) from None
+        raise InputError("revision-not-found", f"{repo} has no revision {revision!r}", evidence=(shown(endpoint(env)),)) from None
     except errors.RepositoryNotFoundError:
         raise InputError(
             "model-not-found",
             f"the hub knows no model {repo}, or hides it from you",
-            evidence=(endpoint(env), _token_words(env)),
+            evidence=(shown(endpoint(env)), _token_words(env)),
             hint="check the spelling; a private model needs HF_TOKEN",
         ) from None
     except errors.HfHubHTTPError as e:
@@ -139,8 +139,19 @@ def _model_info(repo: str, revision: str | None, env: Mapping[str, str]) -> "Mod
         raise HostError("hub-answer", "the hub's answer cannot be read", evidence=(str(e)[:200],)) from None
 
 
+def _token(env: Mapping[str, str]) -> str | None:
+    return token(env, _token_file)
+
+
+def _token_file(path: str) -> str | None:
+    try:
+        return Path(path).expanduser().read_text()
+    except (OSError, UnicodeDecodeError):
+        return None
+
+
 def _token_words(env: Mapping[str, str]) -> str:
-    return "a token was sent" if token(env) else "no token was sent"
+    return "a token was sent" if _token(env) else "no token was sent"
 
 
 def _gated(repo: str, env: Mapping[str, str]) -> ConsentError:
@@ -148,7 +159,7 @@ def _gated(repo: str, env: Mapping[str, str]) -> ConsentError:
         "gated-repo",
         f"{repo} is gated: its owner wants your consent to its terms first",
         evidence=(_token_words(env),),
-        hint=f"accept the terms at {endpoint(env)}/{repo}, then set HF_TOKEN to a token of that account",
+        hint=f"accept the terms at {shown(endpoint(env))}/{repo}, then set HF_TOKEN to a token of that account",
     )
 
 
