@@ -24,20 +24,15 @@ STAGES = ("inspect", "probe", "preflight", "plan")
 
 def run_rehearsal(output: str, depth: str, patience: float, options: dict[str, Any], planning: Planning) -> int:
     """Exit 0 where the rehearsal passed, 5 where it refuted the plan. Raises FirstlightError."""
-    session = make_session({**_defaults(), **options}, planning)
+    from firstlight.app.up_defaults import defaults
+
+    session = make_session(defaults(options), planning)
     progress = choose_progress(output, f"firstlight rehearse {session.intent.model}", [*STAGES, "overlay", "rehearse"])
     session.emitter.listeners.append(progress)
     with progress:
         report = asyncio.run(_rehearse(session, depth, patience))
     emit(report, output, lambda: show(report))
     return Exit.OK if report.passed else Exit.ENGINE_FAILED
-
-
-def _defaults() -> dict[str, Any]:
-    """What `up` would have taken for everything that a rehearsal does not ask about."""
-    from firstlight.app.cli.up import command as up_command
-
-    return up_command.make_context("up", [], resilient_parsing=True).params
 
 
 async def _rehearse(session: Session, depth: str, patience: float) -> RehearsalReport:
