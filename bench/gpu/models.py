@@ -107,6 +107,46 @@ def minimax_m2(layers: int = 12) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def deepseek_v32(layers: int) -> dict[str, Any]:
+    """DeepSeek-V3.2 with fewer layers: MLA with the sparse indexer, FP8 blocks."""
+    return COMMON | {
+        "architectures": ["DeepseekV32ForCausalLM"], "model_type": "deepseek_v32", "hidden_size": 7168, "intermediate_size": 18432,
+        "moe_intermediate_size": 2048, "num_hidden_layers": layers, "num_attention_heads": 128, "num_key_value_heads": 128,
+        "n_routed_experts": 256, "num_experts_per_tok": 8, "n_shared_experts": 1, "first_k_dense_replace": 3, "q_lora_rank": 1536,
+        "kv_lora_rank": 512, "qk_rope_head_dim": 64, "qk_nope_head_dim": 128, "v_head_dim": 128, "n_group": 8, "topk_group": 4,
+        "topk_method": "noaux_tc", "scoring_func": "sigmoid", "routed_scaling_factor": 2.5, "norm_topk_prob": True, "vocab_size": 129280,
+        "index_head_dim": 128, "index_n_heads": 64, "index_topk": 2048, "max_position_embeddings": 163840, "rope_theta": 10000,
+        "rms_norm_eps": 1e-6, "moe_layer_freq": 1, "num_nextn_predict_layers": 0, "ep_size": 1,
+        "rope_scaling": {"type": "yarn", "factor": 40, "original_max_position_embeddings": 4096, "beta_fast": 32, "beta_slow": 1,
+                         "mscale": 1.0, "mscale_all_dim": 1.0},
+        "quantization_config": FP8_BLOCK | {"scale_fmt": "ue8m0"},
+    }  # fmt: skip
+
+
+def qwen3next(layers: int) -> dict[str, Any]:
+    """Qwen3-Next-80B-A3B with fewer layers: three linear-attention layers to one full one."""
+    return COMMON | {
+        "architectures": ["Qwen3NextForCausalLM"], "model_type": "qwen3_next", "hidden_size": 2048, "intermediate_size": 5120,
+        "moe_intermediate_size": 512, "shared_expert_intermediate_size": 512, "num_hidden_layers": layers, "num_attention_heads": 16,
+        "num_key_value_heads": 2, "head_dim": 256, "num_experts": 512, "num_experts_per_tok": 10, "norm_topk_prob": True,
+        "decoder_sparse_step": 1, "mlp_only_layers": [], "full_attention_interval": 4, "linear_conv_kernel_dim": 4,
+        "linear_key_head_dim": 128, "linear_value_head_dim": 128, "linear_num_key_heads": 16, "linear_num_value_heads": 32,
+        "partial_rotary_factor": 0.25, "vocab_size": 151936, "max_position_embeddings": 262144, "rope_theta": 10000000,
+        "rms_norm_eps": 1e-6,
+    }  # fmt: skip
+
+
+def gemma3_27b() -> dict[str, Any]:
+    """Gemma-3-27B's language model: five sliding layers to one full one, tied embeddings."""
+    return COMMON | {
+        "architectures": ["Gemma3ForCausalLM"], "model_type": "gemma3_text", "hidden_size": 5376, "intermediate_size": 21504,
+        "num_hidden_layers": 62, "num_attention_heads": 32, "num_key_value_heads": 16, "head_dim": 128, "query_pre_attn_scalar": 168,
+        "sliding_window": 1024, "sliding_window_pattern": 6, "vocab_size": 262208, "max_position_embeddings": 131072,
+        "rope_theta": 1000000.0, "rope_local_base_freq": 10000.0, "rope_scaling": {"factor": 8.0, "rope_type": "linear"},
+        "rms_norm_eps": 1e-6, "hidden_activation": "gelu_pytorch_tanh", "tie_word_embeddings": True,
+    }  # fmt: skip
+
+
 MODELS: dict[str, Any] = {
     "kimi3": lambda: kimi(3),
     "kimi5": lambda: kimi(5),
@@ -118,6 +158,9 @@ MODELS: dict[str, Any] = {
     "gptoss20b": gptoss20b,
     "glm45air-12": lambda: glm45air(12),
     "minimax-m2-12": lambda: minimax_m2(12),
+    "dsv32-5": lambda: deepseek_v32(5),
+    "qwen3next-24": lambda: qwen3next(24),
+    "gemma3-27b": gemma3_27b,
 }
 
 
