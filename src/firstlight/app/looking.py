@@ -2,7 +2,7 @@
 
 import posixpath
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -65,10 +65,8 @@ def look(
 
 def look_at_model(model: str, host: Host) -> Checkpoint:
     """Headers and small files only. Raises FirstlightError; `not-fetched` for a preset whose file is not here."""
-    from firstlight.app.elsewhere import hub_environ
-
     preset = find_preset(model)
-    found = read_checkpoint(fetched_preset(model, {**hub_environ(host)}) if preset else model, host)
+    found = read_checkpoint(place_of(model), host)
     return named_as(preset, model, found) if preset else found
 
 
@@ -89,13 +87,16 @@ def named_as(preset: Preset, model: str, found: Checkpoint) -> Checkpoint:
     return msgspec.structs.replace(found, ref=model, name=preset.model, license=found.license or preset.license)
 
 
-def fetched_preset(model: str, env: Mapping[str, str]) -> str:
-    """Where the preset's file lies. Raises FirstlightError `not-fetched`: looking downloads nothing."""
+def place_of(model: str) -> str:
+    """A preset's file, which looking does not download; anything else is its own place. Raises FirstlightError `not-fetched`."""
+    preset = find_preset(model)
+    if preset is None:
+        return model
     import asyncio
 
     from firstlight.fetch.fetch import estimate
 
-    expected = asyncio.run(estimate(model, env=env, cache=str(cache_folder())))
+    expected = asyncio.run(estimate(model, cache=str(cache_folder())))
     if expected.bytes_to_fetch != 0:
         raise FirstlightError(
             "not-fetched",
@@ -103,7 +104,7 @@ def fetched_preset(model: str, env: Mapping[str, str]) -> str:
             evidence=(f"{format_bytes(expected.bytes_to_fetch)} to {expected.destination}",),
             hint=f"firstlight fetch {model}",
         )
-    return expected.destination
+    return posixpath.join(expected.destination, preset.file_name)
 
 
 def look_at_machine(

@@ -1,7 +1,7 @@
 """One way to look at model, machine and engine, and every way an engine comes to be chosen."""
 
 import json
-import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -152,13 +152,16 @@ def test_a_preset_that_was_not_fetched_is_named(
     assert "firstlight fetch demo" in said
 
 
-def test_a_preset_that_is_here_is_planned_for(demo_gguf: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    if not (Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "firstlight/models/demo").is_dir():
-        pytest.skip("the preset's file is elsewhere in this session")
-    run(["plan", "demo", "-o", "json"])
-    found = json.loads(capsys.readouterr().out)
-    assert found["best"]["engine"]["name"] == "llamacpp"
-    assert found["findings"] == [] or all(f["code"] != "engine-assumed" for f in found["findings"])
+def test_a_preset_that_is_here_is_looked_at(demo_gguf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its file is what the engine is given, and its name is the model's own."""
+    here = tmp_path / "firstlight" / "models" / "demo"
+    here.mkdir(parents=True)
+    shutil.copy(demo_gguf, here / demo_gguf.name)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    looked = look(Planning(intent=Intent(model="demo"), gpu="1xrtx-4090"))
+    assert (looked.checkpoint.ref, looked.checkpoint.name) == ("demo", "HuggingFaceTB/SmolLM2-135M-Instruct")
+    assert looked.checkpoint.path == str(here / demo_gguf.name)
+    assert looked.engine.name == "llamacpp"
 
 
 def test_errors_of_looking_are_ours() -> None:

@@ -14,14 +14,16 @@ from firstlight.app.output import emit, output_option
 def command(model: str, revision: str | None, host: str, verify: str | None, output: str) -> int:
     """Reads headers and small files only, never the weights (but with --verify).
 
-    MODEL is a folder, a .gguf, org/name[@rev] of the cache or a hub, or hf://org/name. Exit 0 whenever it could be read, findings included.
+    MODEL is a folder, a .gguf, org/name[@rev] of the cache or a hub, hf://org/name, or a preset that was fetched.
+    Exit 0 whenever it could be read, findings included.
     """
+    from firstlight.app.looking import place_of
     from firstlight.app.views.checkpoint import content_progress, show_checkpoint
     from firstlight.inspect.checkpoint import inspect
     from firstlight.inspect.sources import open_source
     from firstlight.probe.hosts import open_host
 
-    source = open_source(model, open_host(host), revision=revision)
+    source = open_source(place_of(model), open_host(host), revision=revision)
     checkpoint = inspect(source)
     if verify:
         from msgspec.structs import replace

@@ -1,7 +1,6 @@
 """What can be known before anything starts: inspect, probe, preflight, plan."""
 
 import asyncio
-import os
 
 from firstlight.app import looking
 from firstlight.app.session import Session
@@ -37,7 +36,7 @@ async def _preset_file(session: Session) -> Fetched:
     from firstlight.app.stages.start import fetch_model
 
     if session.options.dry_run:
-        await asyncio.to_thread(looking.fetched_preset, session.intent.model, os.environ)
+        await asyncio.to_thread(looking.place_of, session.intent.model)
     return await fetch_model(session)
 
 
