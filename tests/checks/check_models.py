@@ -117,6 +117,16 @@ MODELS: dict[str, dict[str, Any]] = {
         "quantization": {"method": "fp8", "format": "fp8-block", "group_size": [128, 128]},
         **_TEXT,
     },
+    "gpt-oss-120b": {
+        "ref": "openai/gpt-oss-120b",
+        "architectures": ["GptOssForCausalLM"],
+        "model_type": "gpt_oss",
+        "config": {"hidden_size": 2880, "num_attention_heads": 64, "num_key_value_heads": 8, "head_dim": 64, "dtype": "bfloat16"},
+        "attention": "gqa",
+        "moe": {"num_experts": 128, "num_experts_per_tok": 4},
+        "quantization": {"method": "mxfp4", "format": "mxfp4", "group_size": 32},
+        **_TEXT,
+    },
 }
 
 

@@ -7,7 +7,7 @@ MLA by its latent width (`mla576`), `+dsa` for sparse attention.
 
 import importlib.resources
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
 
@@ -105,6 +105,12 @@ def first_release_with(sm: int, layer: str, kv_cache_dtype: str, *, after: str |
     """The earliest release (later than `after`) that has a backend for the cell: what an upgrade must reach."""
     later = [r.version for r in table().releases if after is None or version_key(r.version) > version_key(after)]
     return next((v for v in later if choose(v, sm, layer, kv_cache_dtype)), None)
+
+
+def first_release_where(sm: int, layer: str, fits: Callable[[str], bool], *, after: str | None = None) -> str | None:
+    """The earliest release (later than `after`) whose choice for the cell `fits`."""
+    later = [r.version for r in table().releases if after is None or version_key(r.version) > version_key(after)]
+    return next((v for v in later if (chosen := choose(v, sm, layer)) and fits(chosen)), None)
 
 
 def rows(version: str, sm: int) -> list[Choice]:

@@ -7,11 +7,13 @@ from msgspec.structs import replace
 from firstlight.catalog.findings import record
 from firstlight.core.findings import Finding, Severity
 from firstlight.preflight.check import Check
-from firstlight.preflight.checks import attention, engine, environment, gpu, host, known, model, parallel, quantization, text
+from firstlight.preflight.checks import attention, engine, environment, gpu, host, kernels, known, model, parallel, quantization, text
 from firstlight.preflight.context import Context
 
 CHECKS: tuple[Check, ...] = tuple(
-    check for module in (engine, model, attention, quantization, parallel, text, known, gpu, host, environment) for check in module.CHECKS
+    check
+    for module in (engine, model, attention, quantization, kernels, parallel, text, known, gpu, host, environment)
+    for check in module.CHECKS
 )
 _ORDER = list(Severity)
 

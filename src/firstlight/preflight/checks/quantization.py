@@ -1,16 +1,13 @@
-"""Whether the release and the GPU run the checkpoint's number format, and whether natively."""
+"""Whether the release knows the checkpoint's number format, and whether float16 can hold its values."""
 
 from collections.abc import Iterator
 
 from firstlight.catalog import vocabulary
 from firstlight.core.findings import Finding
-from firstlight.preflight.check import Check, blocker, remark, warning
+from firstlight.preflight.check import Check, blocker, warning
 from firstlight.preflight.context import Context
 from firstlight.preflight.cuda import capability, numbers
 
-# Format -> the lowest compute capability whose tensor cores multiply it; below, kernels unpack the weights to 16 bits first.
-# Source: NVIDIA's architecture papers; vLLM's kernel selection (Marlin, Humming) on older GPUs.
-_NATIVE = {"nvfp4": 100, "mxfp4": 100, "mxfp8": 100, "fp8": 89, "fp8-block": 89}
 _FP16_OVERFLOWS = ("gemma", "gemma2", "gemma3", "gemma3_text", "gemma4", "glm4", "t5", "mt5", "umt5")
 
 
@@ -65,22 +62,6 @@ def _unknown(context: Context, names: list[str], text: str) -> Finding:
     )
 
 
-def native(context: Context) -> Iterator[Finding]:
-    """Loads is not fast: a format that the tensor cores lack is unpacked on the way."""
-    assert context.checkpoint is not None
-    form = context.checkpoint.quantization.format if context.checkpoint.quantization else None
-    lowest = _NATIVE.get(form or "")
-    slow = [sm for sm in context.sms if lowest is not None and sm < lowest]
-    if not slow or lowest is None:
-        return
-    yield remark(
-        "quantization-emulated",
-        f"{form} weights are unpacked to 16 bits before each product on compute capability {capability(slow[0])}",
-        evidence=[f"tensor cores multiply {form} from compute capability {capability(lowest)} on"],
-        note="memory is saved, prefill is not faster than with 16-bit weights",
-    )
-
-
 def fp16(context: Context) -> Iterator[Finding]:
     """A bfloat16 model forced into float16 can overflow to NaN; so can FP8 products accumulated into it."""
     assert context.checkpoint is not None
@@ -108,6 +89,5 @@ def _why(said: str | None) -> str:
 
 CHECKS = (
     Check("quantization-method", ("checkpoint",), method, engines=("vllm",)),
-    Check("quantization-native", ("checkpoint", "machine"), native, engines=("vllm", "sglang")),
     Check("fp16-overflow", ("checkpoint",), fp16, engines=("vllm", "sglang")),
 )
