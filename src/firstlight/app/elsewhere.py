@@ -3,24 +3,19 @@
 import atexit
 import os
 import posixpath
-import shutil
-import subprocess
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from itertools import pairwise
 from typing import NamedTuple
 from urllib.parse import urlsplit, urlunsplit
 
 import msgspec
 
 from firstlight.app.places import cache_folder, state_folder
-from firstlight.core.errors import FirstlightError, HostError
+from firstlight.core.errors import FirstlightError
 from firstlight.core.ports import Host
 from firstlight.core.run import Endpoint, LaunchSpec
 from firstlight.probe.forward import Forward, remote_target
 from firstlight.probe.ssh import SshHost
-
-COPY_SECONDS = 24 * 3600
 
 
 class Places(NamedTuple):
@@ -62,6 +57,12 @@ def hub_environ(host: Host) -> Mapping[str, str]:
 
 
 _HUB = ("HF_TOKEN", "HF_ENDPOINT", "HF_HUB_OFFLINE", "HTTPS_PROXY", "https_proxy", "NO_PROXY", "no_proxy", "SSL_CERT_FILE")
+
+
+def only_here(model: str, host: Host) -> str | None:
+    """The path of a model that this machine has and `host` has not, and so must be copied there. None: it is read where it runs."""
+    path = os.path.abspath(os.path.expanduser(model))
+    return path if not host.is_local and os.path.exists(path) and host.stat(model) is None else None
 
 
 def folder_there(host: Host, run: str) -> str | None:
@@ -120,87 +121,3 @@ def ship_key(host: Host, spec: LaunchSpec, folder: str) -> LaunchSpec:
         shipped[name] = posixpath.join(folder, f"{name.lower()}.key")
         host.write(shipped[name], data, 0o600)
     return msgspec.structs.replace(spec, secret_files=shipped)
-
-
-def ship_model(host: Host, path: str) -> str:
-    """Copies a fetched model (a folder or file; links are followed) to the host's cache; rsync goes on where it stopped.
-
-    Returns its path there.
-
-    Raises HostError `copy-failed`, `copy-impossible`.
-    """
-    assert isinstance(host, SshHost)
-    target = posixpath.join(places_of(host).cache, "models", _name(path))
-    host.mkdir(posixpath.dirname(target))
-    if shutil.which("rsync") and host.run(["sh", "-c", "command -v rsync"]).ok:
-        return _rsynced(host, path, target)
-    if shutil.which("sftp"):
-        return _put(host, path, target)
-    raise HostError("copy-impossible", f"neither rsync nor sftp can bring the model to {host.name}", hint="install rsync here and there")
-
-
-def _name(path: str) -> str:
-    """The same model gets the same place: its name and its address in the hub cache."""
-    parts = path.rstrip("/").split("/")
-    named = [p for p in parts if p.startswith("models--")]
-    return posixpath.join(named[0], parts[-1]) if named and parts[-1] != named[0] else parts[-1]
-
-
-def _rsynced(host: SshHost, path: str, target: str) -> str:
-    source = path.rstrip("/") + ("/" if os.path.isdir(path) else "")
-    words = host.argv()
-    remote = f"{words[-1]}:{target}"
-    argv = ["rsync", "-aL", "--partial", "--mkpath", "-s", "-e", _shell(words[:-2]), "--", source, remote]
-    done = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, timeout=COPY_SECONDS, check=False)
-    if done.returncode != 0:
-        raise _not_copied(host, path, done.stderr)
-    return target
-
-
-def _put(host: SshHost, path: str, target: str) -> str:
-    """File by file, because sftp's own recursion leaves links out. Quoted as sftp wants: double quotes, backslashes before both."""
-    lines = []
-    for source, there in _files(path, target):
-        host.mkdir(posixpath.dirname(there))
-        lines.append(f"put {_quoted(source)} {_quoted(there)}\n")
-    words = host.argv()
-    options = [w for i, w in enumerate(words[:-2]) if w.startswith("-o") or w == "-F" or words[i - 1] == "-F"]
-    done = subprocess.run(
-        ["sftp", *options, *_sftp_login(words), "-b", "-", words[-1]],
-        input="".join(lines).encode(), capture_output=True, timeout=COPY_SECONDS, check=False,
-    )  # fmt: skip
-    if done.returncode != 0:
-        raise _not_copied(host, path, done.stderr)
-    return target
-
-
-def _files(path: str, target: str) -> Iterator[tuple[str, str]]:
-    """Each file and its place there; links are followed."""
-    if not os.path.isdir(path):
-        yield path, target
-        return
-    for folder, _, names in os.walk(path, followlinks=True):
-        relative = os.path.relpath(folder, path)
-        for name in names:
-            yield os.path.join(folder, name), posixpath.normpath(posixpath.join(target, relative, name))
-
-
-def _sftp_login(words: list[str]) -> list[str]:
-    """`-l USER` and `-p PORT` in sftp's words."""
-    pairs = dict(pairwise(words))
-    user = [f"-oUser={pairs['-l']}"] if "-l" in pairs else []
-    return [*user, *(["-P", pairs["-p"]] if "-p" in pairs else [])]
-
-
-def _quoted(path: str) -> str:
-    return '"' + path.replace("\\", "\\\\").replace('"', '\\"') + '"'
-
-
-def _shell(words: list[str]) -> str:
-    """rsync splits `-e` at spaces and knows quotes, doubled within."""
-    return " ".join("'" + w.replace("'", "''") + "'" if any(c in w for c in " '\"") else w for w in words)
-
-
-def _not_copied(host: Host, path: str, stderr: bytes) -> HostError:
-    lines = stderr.decode("utf-8", "replace").splitlines()[-4:]
-    return HostError("copy-failed", f"{path} could not be copied to {host.name}", evidence=tuple(lines), hint="try again: it goes on there")

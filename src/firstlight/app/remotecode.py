@@ -25,12 +25,15 @@ def consent_to_remote_code(session: Session) -> None:
 
 def _evidence(session: Session) -> list[str]:
     """A line a file with its sha256, and what pins them."""
-    from firstlight.app.elsewhere import hub_environ
+    from firstlight.app.elsewhere import hub_environ, only_here
     from firstlight.inspect.sources import open_source
+    from firstlight.probe.local import LocalHost
 
     model = session.model
-    source = open_source(model.path or session.intent.model, session.host, env=hub_environ(session.host))
-    pinned = model.revision or (f"the files in {model.path}" if model.path else "nothing: the code can change")
+    here = None if model.path else only_here(session.intent.model, session.host)
+    host = LocalHost() if here else session.host
+    source = open_source(here or model.path or session.intent.model, host, env=hub_environ(session.host))
+    pinned = model.revision or (f"the files in {here or model.path}" if here or model.path else "nothing: the code can change")
     return [*(_line(source, name) for name in model.trust_remote_code.files), f"pinned by {pinned}"]
 
 

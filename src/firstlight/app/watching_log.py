@@ -12,11 +12,12 @@ import msgspec
 from msgspec import Struct
 
 from firstlight.core.checkpoint import Checkpoint
-from firstlight.core.errors import Exit, InputError
+from firstlight.core.errors import Exit, HostError, InputError
 from firstlight.core.machine import EngineInstall
 from firstlight.core.ports import Host
 from firstlight.core.run import TERMINAL, LaunchSpec
 from firstlight.probe.hosts import open_host
+from firstlight.probe.patient import open_patient_host
 from firstlight.watch.eta import Eta
 from firstlight.watch.follow import Beat, Follower, follow_chunks, follow_file
 from firstlight.watch.sampler import Sampler
@@ -76,12 +77,12 @@ def find_target(name: str) -> Target:
 
 async def watch_target(target: Target, take: Take, *, replay: bool) -> EngineLog:
     """Reads to the end (a replay, a finished run, a pipe that closes) or follows until the start is over."""
-    replay = replay or (target.path is not None and not target.live and target.name != "stdin" and _finished(target))
+    host = open_patient_host(target.host)
+    replay = replay or (target.path is not None and not target.live and target.name != "stdin" and _finished(host, target.path))
     log = EngineLog(target.engine, target.version, stamped=replay)
     if replay:
         replay_file(log, target, take)
         return log
-    host = open_host(target.host)
     engine = target.engine if target.engine != "auto" else "vllm"
     eta = Eta(engine, history=target.history, checkpoint_bytes=target.checkpoint_bytes)
     follower = Follower(log, eta, samples=_sampler(host, target.pid))
@@ -96,9 +97,10 @@ def _sampler(host: Host, pid: int | None) -> Sampler | None:
     return Sampler(host, pid, time.time) if pid else None
 
 
-def _finished(target: Target) -> bool:
+def _finished(host: Host, path: str) -> bool:
     """A file that nobody has written for a minute is read and not followed."""
-    return target.path is not None and time.time() - Path(target.path).stat().st_mtime > 60
+    found = host.stat(path)
+    return found is None or time.time() - (found.modified or 0.0) > 60
 
 
 def replay_file(log: EngineLog, target: Target, take: Take) -> None:
@@ -115,11 +117,21 @@ def file_chunks(target: Target) -> Iterator[bytes]:
     if target.path is None:
         yield from iter(lambda: os.read(sys.stdin.fileno(), CHUNK), b"")
         return
+    if target.host != "local":
+        yield from _pieces_there(open_patient_host(target.host), target.path)
+        return
     try:
         with open(target.path, "rb") as f:
             yield from iter(lambda: f.read(CHUNK), b"")
     except OSError as e:
         raise InputError("log-unreadable", f"{target.path} cannot be read", evidence=(str(e.strerror),)) from None
+
+
+def _pieces_there(host: Host, path: str) -> Iterator[bytes]:
+    position = 0
+    while piece := host.read(path, position, CHUNK):
+        position += len(piece)
+        yield piece
 
 
 async def stdin_chunks() -> AsyncIterator[bytes]:
@@ -141,8 +153,8 @@ def ending_of(target: Target) -> tuple[int | None, dict[str, Any]]:
     if target.path is None:
         return None, {}
     try:
-        data = msgspec.json.decode(Path(target.path).with_name("exit.json").read_bytes())
-    except (OSError, msgspec.DecodeError):
+        data = msgspec.json.decode(open_host(target.host).read(str(Path(target.path).with_name("exit.json"))))
+    except (HostError, msgspec.DecodeError):
         return None, {}
     if not isinstance(data, dict):
         return None, {}

@@ -25,6 +25,7 @@ ARCHIVE, REQUEST, RECORD, EVENTS, LOG, EXIT = (
     "supervisor.pyz", "supervise.json", "supervisor.json", "supervisor.jsonl", "supervisor.log", "exit.json",
 )  # fmt: skip
 ISOLATED = ("-I", "-S")  # nothing of the user's environment is imported: it is not needed, and it could be broken
+UNKNOWN = frozenset({"host-unreachable", "host-login-refused", "host-key-unknown", "command-timeout"})  # nothing was looked at
 START_PATIENCE = 15.0
 ANSWER_PATIENCE = 5.0
 STOP_PATIENCE = 60.0  # killing, reading the log to its end and the driver's giving memory back
@@ -121,7 +122,10 @@ class SupervisorClient:
     # look
 
     def status(self) -> SupervisorStatus:
-        """What it says, or its last record with `answering` False where it is gone or hangs. Raises FirstlightError `never-supervised`."""
+        """What it says, or its last record with `answering` False where it is gone or hangs.
+
+        Raises FirstlightError `never-supervised`; HostError where its host cannot be reached, and nothing is known.
+        """
         record = self._record()
         try:
             if not self._paused(record):
@@ -146,6 +150,8 @@ class SupervisorClient:
         try:
             found = json.loads(self.host.read(self._path(RECORD)))
         except HostError as e:
+            if e.code in UNKNOWN:
+                raise
             raise FirstlightError(
                 "never-supervised", "no supervisor has written into this run folder", evidence=(f"{self._path(RECORD)}: {e.message}",)
             ) from None

@@ -1,5 +1,6 @@
 """A port of another host's loopback at a port of ours, through the user's own ssh; it comes back after a cut."""
 
+import shlex
 import socket
 import subprocess
 import threading
@@ -19,7 +20,9 @@ def remote_target(name: str) -> str:
     """`ssh://me@host:22` as a person types it behind `ssh`."""
     rest = name.removeprefix("ssh://").rstrip("/")
     login, colon, port = rest.rpartition(":")
-    return f"-p {port} {login}" if colon and port.isdigit() and not rest.endswith("]") else rest
+    numbered = bool(colon) and port.isdigit() and not rest.endswith("]")
+    target = shlex.quote((login if numbered else rest).replace("[", "").replace("]", ""))
+    return f"-p {port} {target}" if numbered else target
 
 
 class Forward:

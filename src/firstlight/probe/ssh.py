@@ -5,6 +5,7 @@ import os
 import re
 import secrets
 import shlex
+import stat
 import subprocess
 import tempfile
 import time
@@ -33,7 +34,10 @@ from firstlight.probe.sshscript import (
 )
 
 CONNECT_SECONDS = 10
-_ADDRESS = re.compile(r"ssh://(?:(?P<user>[^@/:\s]+)@)?(?P<host>\[[0-9a-fA-F:.%\w]+\]|[^@/:\s\[\]-][^@/:\s\[\]]*)(?::(?P<port>\d+))?/?")
+# ssh passes names on to a shell (ProxyCommand, Match exec), people paste them, and a leading `-` would be an option
+_SHELL = r"\x00-\x20\x7f'\"`$;&<>|(){}\[\]\\*?!#~"
+_USER, _NAME = rf"[^-@/:{_SHELL}][^@/:{_SHELL}]*", rf"[^-@/:%{_SHELL}][^@/:%\s{_SHELL}]*"
+_ADDRESS = re.compile(rf"ssh://(?:(?P<user>{_USER})@)?(?P<host>\[[0-9a-fA-F:.%\w]+\]|{_NAME})(?::(?P<port>\d{{1,5}}))?/?")
 
 
 class SshHost:
@@ -48,7 +52,8 @@ class SshHost:
     def __init__(self, name: str, *, config: str | None = None) -> None:
         match = _ADDRESS.fullmatch(name)
         if match is None:
-            raise UsageError("unknown-host", f"{name} is not an ssh address", hint="write `ssh://[user@]host[:port]`")
+            hint = "write `ssh://[user@]host[:port]`; other names go into ~/.ssh/config"
+            raise UsageError("unknown-host", f"{ascii(name)[1:-1]} is not an ssh address", hint=hint)
         self.name = name
         self._target = match["host"].strip("[]")
         self._config = config or os.environ.get("FIRSTLIGHT_SSH_CONFIG")
@@ -281,8 +286,8 @@ def _control_folder() -> str:
     base = runtime if 0 < len(runtime) < 40 and os.access(runtime, os.W_OK) else tempfile.gettempdir()
     folder = os.path.join(base, f"firstlight-ssh-{os.getuid()}")
     os.makedirs(folder, mode=0o700, exist_ok=True)
-    found = os.stat(folder)
-    if found.st_uid != os.getuid() or found.st_mode & 0o077:
+    found = os.lstat(folder)
+    if stat.S_ISLNK(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
         raise HostError("permission-denied", f"{folder} belongs to somebody else or is open to others", hint=f"remove {folder}")
     return folder
 

@@ -15,6 +15,7 @@ from firstlight.watch.stall import Sample, Stall, Verdict, judge
 from firstlight.watch.state import EngineLog, LogEvent
 
 LOOK_SECONDS = 0.02
+LOOK_SECONDS_ELSEWHERE = 0.5  # every look at another host is a command there
 SAMPLE_SECONDS = 5.0
 BEAT_SECONDS = 2.0
 CHUNK = 1 << 20
@@ -120,7 +121,7 @@ async def follow_file(follower: Follower, host: Host, path: str, *, until: froze
             return
         if beat := await follower.beat():
             yield beat
-        await asyncio.sleep(LOOK_SECONDS)
+        await asyncio.sleep(LOOK_SECONDS if host.is_local else LOOK_SECONDS_ELSEWHERE)
 
 
 async def follow_chunks(follower: Follower, chunks: AsyncIterator[bytes]) -> AsyncIterator[LogEvent | Beat]:

@@ -1,6 +1,7 @@
 """What only another host can do: refuse, vanish, keep working without us."""
 
 import os
+import shlex
 import shutil
 import socket
 import subprocess
@@ -11,8 +12,10 @@ from typing import Any
 
 import pytest
 
-from firstlight.core.errors import HostError
+from firstlight.core.errors import HostError, UsageError
+from firstlight.probe.forward import remote_target
 from firstlight.probe.machine import probe_machine
+from firstlight.probe.patient import PatientSshHost
 from firstlight.probe.ssh import SshHost
 from firstlight.probe.sshscript import command_script, entry, read_answer
 
@@ -21,6 +24,55 @@ def failure(address: str, config: str) -> HostError:
     with pytest.raises(HostError) as error:
         SshHost(address, config=config).run(["true"])
     return error.value
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["ssh://-oProxyCommand=touch x", "ssh://-oProxyCommand=x", "ssh://-oX@h", "ssh://a;b", "ssh://$(id)", "ssh://`id`@h", "ssh://h|x",
+     "ssh://h\n", "ssh://a b", "ssh://h:99999999", "ssh://u'@h", "ssh://", "ssh://@h", "ssh://h%h", "ssh://h\x1b[0m", "ssh://[::1;x]",
+     "ssh://h/../x", "ssh://h\\x", "ssh://h&y", "ssh://${X}"],
+)  # fmt: skip
+def test_what_is_no_host_s_name_never_reaches_ssh(name: str) -> None:
+    """ssh hands names on to a shell (ProxyCommand's %h and %r), and people paste the lines that we print."""
+    with pytest.raises(UsageError) as refused:
+        SshHost(name)
+    assert refused.value.code == "unknown-host"
+    assert refused.value.message.isprintable()
+
+
+@pytest.mark.parametrize(
+    "name", ["ssh://gpu1", "ssh://llm@gpu1:2222", "ssh://[fe80::1%eth0]:22", "ssh://späce_1", "ssh://DOM+me@h.example/"]
+)
+def test_names_that_a_host_may_have(name: str) -> None:
+    assert SshHost(name).argv()[-2] == "--"
+    assert len(shlex.split(remote_target(name))) in (1, 3)
+
+
+def test_a_jump_of_the_user_s_own_configuration_is_taken(sshd: Any) -> None:
+    """Each hop logs in: two connections for one command."""
+    extra = f"Host far\n  HostName 127.0.0.1\n  Port {sshd.port}\n  ProxyJump spark\n"
+    config = sshd.client_config("jump", key="user_key", extra=extra)
+    before = (sshd.folder / "log").read_text().count("Accepted publickey")
+    assert SshHost("ssh://far", config=config).run(["echo", "through"]).text == "through\n"
+    assert (sshd.folder / "log").read_text().count("Accepted publickey") == before + 2
+
+
+def test_reading_waits_for_a_host_that_was_reached_and_not_for_one_that_never_was(sshd: Any, tmp_path: Path) -> None:
+    lost: list[str] = []
+    (tmp_path / "log").write_bytes(b"0123456789")
+    host = PatientSshHost("ssh://spark", config=sshd.config, on_lost=lambda e: lost.append(e.code))
+    assert host.read(str(tmp_path / "log"), 0, 4) == b"0123"
+    sshd.stop()
+    try:
+        back = threading.Timer(2.0, sshd.start)
+        back.start()
+        assert host.read(str(tmp_path / "log"), 4) == b"456789"
+        assert lost == ["host-unreachable"]
+    finally:
+        back.join()
+    never = PatientSshHost(f"ssh://127.0.0.1:{free_port()}", config=sshd.config)
+    with pytest.raises(HostError):
+        never.stat("/")
 
 
 def test_refusals_are_told_apart(sshd: Any) -> None:

@@ -8,10 +8,12 @@ import click
 
 if TYPE_CHECKING:
     from firstlight.app.store import RunFolder
+    from firstlight.core.errors import HostError
     from firstlight.core.ports import Host
 
 FOLLOW_SECONDS = 0.1
 FOLLOW_SECONDS_ELSEWHERE = 1.0
+OVER_SECONDS = 2.0
 PIECE = 1 << 20
 
 
@@ -20,18 +22,30 @@ PIECE = 1 << 20
 @click.option("-f", "--follow", is_flag=True, help="Keep printing what comes, until the run is over.")
 @click.option("-n", "--tail", type=int, default=None, help="Only the last N lines.")
 def command(run: str, follow: bool, tail: int | None) -> int:
-    """Prints the engine's log of RUN (a name, an id, its beginning, or a folder), byte for byte, wherever it runs."""
+    """Prints the engine's log of RUN (a name, an id, its beginning, or a folder), byte for byte, wherever it runs.
+
+    A lost connection to another host is made again, and the log goes on from the byte where it broke off.
+    """
     from firstlight.app.store import RunStore
-    from firstlight.probe.hosts import open_host
+    from firstlight.probe.patient import open_patient_host
 
     folder = RunStore().find(run)
-    host, path = open_host(folder.run.host), folder.log_there
+    host, path = open_patient_host(folder.run.host, _lost), folder.log_there
     position = _print_from(host, path, _start(host, path, tail))
-    while follow and not _over(folder):
+    looked = time.monotonic()
+    while follow:
         time.sleep(FOLLOW_SECONDS if host.is_local else FOLLOW_SECONDS_ELSEWHERE)
         position = _print_from(host, path, position)
+        if time.monotonic() - looked >= OVER_SECONDS:
+            looked, follow = time.monotonic(), not _over(folder)
     _print_from(host, path, position)
     return 0
+
+
+def _lost(error: "HostError") -> None:
+    from firstlight.app.output import say
+
+    say(f"{error.message}; trying again for ten minutes")
 
 
 def _start(host: "Host", path: str, tail: int | None) -> int:
@@ -57,6 +71,8 @@ def _print_from(host: "Host", path: str, position: int) -> int:
 
 
 def _over(folder: "RunFolder") -> bool:
+    """Asked of the supervisor where nobody keeps the run's record up to date: after `up` has returned, and on another host."""
+    from firstlight.app.reconcile import reconcile
     from firstlight.core.run import TERMINAL
 
-    return folder.run.state in TERMINAL
+    return reconcile(folder).state in TERMINAL

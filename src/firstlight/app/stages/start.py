@@ -6,13 +6,14 @@ from collections.abc import Callable
 
 import msgspec
 
-from firstlight.app.elsewhere import places_of, ship_key
+from firstlight.app.copying import Copy, copy_model, plan_copy
+from firstlight.app.elsewhere import only_here, places_of, ship_key
 from firstlight.app.landed import check_landed
 from firstlight.app.places import cache_folder
 from firstlight.app.session import Session
-from firstlight.catalog.presets import find_preset
 from firstlight.app.stages.ports import choosing, free_port
 from firstlight.app.store import RunFolder
+from firstlight.catalog.presets import find_preset
 from firstlight.core.errors import Exit, FirstlightError
 from firstlight.core.fetch import Fetched, FetchProgress
 from firstlight.core.ids import digest
@@ -42,10 +43,25 @@ async def fetch(session: Session) -> str:
             hint="name a folder or repository that holds the weights",
             exit_code=Exit.PREFLIGHT_BLOCKED,
         )
+    here = await asyncio.to_thread(only_here, session.intent.model, session.host)
+    if here:
+        return await _brought(session, here)
     fetched = await fetch_model(session)
     session.checkpoint = msgspec.structs.replace(session.model, path=fetched.path)
     session.save(session.checkpoint, "checkpoint.json")
     return f"{format_bytes(fetched.bytes_fetched)} fetched to {fetched.path}"
+
+
+async def _brought(session: Session, here: str) -> str:
+    """A model that only this machine has, copied to the run's host; more than 1 GB is asked for first."""
+    copy = await asyncio.to_thread(plan_copy, here, session.host)
+    if copy.total > CONSENT_BYTES:
+        where = f"to {copy.target} on {session.host.name}"
+        question = f"Copy {format_bytes(copy.total, digits=1)} of {here} to {session.host.name}?"
+        session.consent.require("copy-model", question, evidence=(f"from {here}", where))
+    session.checkpoint = msgspec.structs.replace(session.model, path=await _copied(session, copy))
+    session.save(session.checkpoint, "checkpoint.json")
+    return f"{format_bytes(copy.total)} copied to {copy.path} on {session.host.name}"
 
 
 async def fetch_model(session: Session) -> Fetched:
@@ -69,10 +85,21 @@ async def _there(session: Session, fetched: Fetched) -> Fetched:
     """A host that is not this machine gets a copy: it may have no way to the hub, and needs nothing of ours installed."""
     if session.host.is_local:
         return fetched
-    from firstlight.app.elsewhere import ship_model
+    path = await _copied(session, await asyncio.to_thread(plan_copy, fetched.path, session.host))
+    return msgspec.structs.replace(fetched, path=path)
 
+
+async def _copied(session: Session, copy: Copy) -> str:
+    """The model's path there; its progress are events like those of a download."""
     session.emitter.emit("phase", name=f"copying to {session.host.name}")
-    return msgspec.structs.replace(fetched, path=await asyncio.to_thread(ship_model, session.host, fetched.path))
+    began = time.monotonic()
+
+    def tell(done: int, total: int) -> None:
+        pace = done / max(0.001, time.monotonic() - began)
+        left = (total - done) / pace if pace else None
+        session.emitter.emit("progress", done=done, total=total, unit="bytes", eta_seconds=left, detail=f"to {session.host.name}")
+
+    return await copy_model(session.host, copy, tell)
 
 
 def _environ_here() -> dict[str, str]:

@@ -20,6 +20,7 @@ from firstlight.watch.stall import Stall
 from firstlight.watch.state import EngineLog
 
 LOOK_SECONDS = 0.05
+LOOK_SECONDS_ELSEWHERE = 0.5  # every look at another host is a command there
 AGAIN_SECONDS = 0.5
 UNREACHABLE_SECONDS = 600.0
 LOST = frozenset({"host-unreachable", "command-timeout"})
@@ -78,9 +79,10 @@ async def watch(session: Session, *, from_byte: int = 0, mine: bool = True) -> s
     tail = LogTail(session, session.folder.log_there)
     follower = make_follower(session)
     queue = supervisor_events(session, from_byte)
+    look = LOOK_SECONDS if session.host.is_local else LOOK_SECONDS_ELSEWHERE
     while True:
         try:
-            event = await asyncio.wait_for(queue.get(), LOOK_SECONDS)
+            event = await asyncio.wait_for(queue.get(), look)
         except TimeoutError:
             await _read_log(session, tail, follower)
             if beat := await follower.beat():
