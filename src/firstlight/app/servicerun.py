@@ -1,6 +1,7 @@
 """The main process of a service: starts the verified plan under a supervisor, is ready after a verified answer, and stays."""
 
 import asyncio
+import errno
 import os
 import signal
 import time
@@ -37,6 +38,8 @@ from firstlight.probe.local import LocalHost
 PERMANENT = frozenset({"program-not-found", "program-not-startable", "folder-not-found", "secret-unreadable"})
 BACKOFF_WINDOW = 1800.0
 LONGEST_BACKOFF = 60.0
+FIRST_BYTES = 2 << 20
+ROOM_SECONDS, ROOM_PATIENCE = 5.0, 600.0
 
 
 def run_service(folder: Path) -> int:
@@ -86,6 +89,7 @@ class ServiceRun:
         session = self.session
         await self._back_off()
         make_way(session)
+        await self._room()
         with session.store.claim(session.name):
             _open_run(session, self.folder)
             await flow.run_stages(session, self.stages)
@@ -103,6 +107,16 @@ class ServiceRun:
             self.notifier.extend(seconds + 300)
             self.progress.tell(f"waiting {seconds:g} s after {failures} failed start{'s' if failures > 1 else ''}")
             await asyncio.sleep(seconds)
+
+    async def _room(self) -> None:
+        """A disk that is full at the start (a night's logs, a boot) is waited for; five quick failures would end the service for good."""
+        root, deadline = self.session.store.root, time.monotonic() + ROOM_PATIENCE
+        while not has_room(root):
+            if time.monotonic() > deadline:
+                raise FirstlightError("no-space", "the disk stayed full", evidence=(str(root),), hint="free some space there")
+            self.progress.tell(f"waiting for space: the disk of {root} is full")
+            self.notifier.extend(60)
+            await asyncio.sleep(ROOM_SECONDS)
 
     async def _stay(self) -> None:
         """Until the engine is over. The watchdog is fed while tokens advance, and by nothing else."""
@@ -146,6 +160,20 @@ class ServiceRun:
         status = self.session.supervisor.status()
         health = status.health
         return bool(status.answering and status.state == "ready" and health.get("status") == 200)
+
+
+def has_room(root: Path) -> bool:
+    """Whether a run's first documents can be written. Any other trouble is told by who meets it."""
+    probe = root / f".room-{os.getpid()}"
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        probe.write_bytes(bytes(FIRST_BYTES))
+    except OSError as e:
+        return e.errno not in (errno.ENOSPC, errno.EDQUOT)
+    finally:
+        with suppress(OSError):
+            probe.unlink(missing_ok=True)
+    return True
 
 
 def exit_of(error: FirstlightError) -> Exit:

@@ -1,17 +1,22 @@
 """What a service is made of: a folder of its own with the structs of the run that was verified, never a key."""
 
+import fcntl
 import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from msgspec import Struct
 
 from firstlight.app.places import config_folder
 from firstlight.app.store import RunFolder
-from firstlight.core.errors import UsageError
+from firstlight.core.errors import FirstlightError, UsageError
 from firstlight.core.ids import slug
 
 STRUCTS = ("intent.json", "checkpoint.json", "machine.json", "plan.json", "launch.json", "endpoint.json", "overlay.json", "verdict.json")
 SYSTEM_FOLDER = "/etc/firstlight/services"
+LONGEST_NAME = 200  # a file name has 255 bytes, and a unit's is longer by its prefix and suffix
 
 
 class ServiceRecord(Struct, frozen=True, kw_only=True):
@@ -43,6 +48,34 @@ def service_folder(name: str, scope: str) -> Path:
     return services_folder(scope) / slug(name)
 
 
+@contextmanager
+def changing(name: str, scope: str) -> Iterator[None]:
+    """One `install` or `uninstall` of a service at a time. Raises UsageError `service-in-progress`, `service-name-too-long`."""
+    if len(slug(name)) > LONGEST_NAME:
+        hint = "--name takes a shorter one"
+        raise UsageError("service-name-too-long", f"a service's name has {LONGEST_NAME} characters at most", hint=hint)
+    path = services_folder(scope) / f".{slug(name)}.lock"
+    try:
+        path.parent.mkdir(parents=True, mode=0o755, exist_ok=True)
+        handle = open(path, "ab")  # noqa: SIM115 - held for the whole block
+    except OSError as e:
+        raise unwritable(path, e) from None
+    with handle:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise UsageError(
+                "service-in-progress", f"another firstlight is installing or removing {slug(name)!r} right now", evidence=(str(path),)
+            ) from None
+        yield
+
+
+def unwritable(path: Path, error: OSError) -> FirstlightError:
+    hint = "--system needs root; --user does not" if isinstance(error, PermissionError) else "free some space, and try again"
+    evidence = (f"{path}: {error.strerror}",)
+    return FirstlightError("service-folder-unwritable", "the service's folder cannot be written", evidence=evidence, hint=hint)
+
+
 def installed_services() -> list[tuple[str, Path]]:
     """(scope, folder) of every service that this user can see, sorted by name."""
     found = [(scope, p) for scope in ("system", "user") for p in _folders(services_folder(scope))]
@@ -51,7 +84,7 @@ def installed_services() -> list[tuple[str, Path]]:
 
 def _folders(root: Path) -> list[Path]:
     try:
-        return [p for p in root.iterdir() if (p / "service.json").exists()]
+        return [p for p in root.iterdir() if not p.name.startswith(".") and (p / "service.json").exists()]
     except OSError:
         return []
 
@@ -70,9 +103,29 @@ def find_service(name: str, scope: str | None) -> tuple[str, Path]:
     )
 
 
+@contextmanager
+def replacing(target: Path) -> Iterator[None]:
+    """What the service was made of before comes back when the block fails: a full disk, a unit that systemd refuses."""
+    former = target.with_name(f".{target.name}.former")
+    shutil.rmtree(former, ignore_errors=True)
+    if target.exists():
+        target.rename(former)
+    try:
+        yield
+    except BaseException:
+        shutil.rmtree(target, ignore_errors=True)
+        if former.exists():
+            former.rename(target)
+        raise
+    shutil.rmtree(former, ignore_errors=True)
+
+
 def copy_structs(source: RunFolder, target: Path) -> None:
     """The verified run's own documents, byte for byte; the service starts from these and nothing else."""
-    target.mkdir(parents=True, mode=0o755, exist_ok=True)
+    try:
+        target.mkdir(parents=True, mode=0o755, exist_ok=True)
+    except OSError as e:
+        raise unwritable(target, e) from None
     for name in STRUCTS:
         if (source.path / name).exists():
             RunFolder(target).write(name, (source.path / name).read_bytes())

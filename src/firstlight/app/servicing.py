@@ -1,33 +1,32 @@
 """`service install` and its kin: checks, consent, the unit, and the wait until it is ready or is known to have failed."""
 
-import getpass
 import os
-import pwd
 import shutil
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from contextlib import redirect_stdout
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
 from firstlight import __version__
 from firstlight.app import holders
 from firstlight.app.consent import Consent
-from firstlight.app.ending import end
 from firstlight.app.reconcile import reconcile
-from firstlight.app.services import ServiceRecord, copy_structs, find_service, read_record, service_folder, write_record
+from firstlight.app.service_room import ask_to_replace, make_way, owner_of, refuse_what_fails_later, require_linger
+from firstlight.app.services import ServiceRecord, changing, copy_structs, find_service, replacing, service_folder, write_record
 from firstlight.app.stages.prove import failed_checks
 from firstlight.app.store import RunFolder, RunStore
 from firstlight.core.errors import Exit, FirstlightError, UsageError
 from firstlight.core.ids import slug
 from firstlight.core.machine import Machine
 from firstlight.core.plan import PlanSet
-from firstlight.core.run import TERMINAL, Endpoint, LaunchSpec, Overlay, Run
+from firstlight.core.run import Endpoint, LaunchSpec, Overlay, Run
 from firstlight.core.verdict import Verdict
 from firstlight.deploy.container import parallel_ranks
 from firstlight.deploy.deployment import Deployment
-from firstlight.deploy.lasting import refuse_throw_away
 from firstlight.deploy.systemd import Systemd, UnitState
 from firstlight.deploy.unit import UnitOptions, backoff_by_runner, render_unit, unit_name
 from firstlight.probe.local import LocalHost
@@ -70,17 +69,25 @@ def verified_run(ref: str) -> tuple[RunFolder, Run]:
     return folder, run
 
 
-def brought_up(plan_file: str, *, yes: bool) -> str:
-    """A saved plan is brought up and verified like any other; returns the run's id. Raises what `up` raises."""
+def brought_up(plan_file: str, options: Mapping[str, Any]) -> str:
+    """A saved plan is brought up and verified like any other; returns the run's id. Raises what `up` raises.
+
+    options: name, yes, allow, accept, ignore of the command line; what `up` prints goes to stderr.
+    """
     from firstlight.app.plan_options import Planning
     from firstlight.app.up_defaults import defaults
-    from firstlight.app.upcommand import run_up
+    from firstlight.app.upcommand import name_of, run_up
     from firstlight.core.saved import SavedPlan
     from firstlight.core.schema import decode
 
     saved = decode(Path(plan_file).read_bytes(), SavedPlan, origin=plan_file)
-    run_up(saved.intent.model, "human", defaults({"yes": yes}), Planning(intent=saved.intent), saved=saved)
-    return RunStore().folders()[0].path.name
+    given = {**options, "name": options["name"] or saved.intent.name, "skip": ("bench",), "engine_python": saved.intent.engine_python}
+    with redirect_stdout(sys.stderr):
+        code = run_up(saved.intent.model, "human", defaults(given), Planning(intent=saved.intent), saved=saved)
+    name = slug(given["name"] or name_of(saved.intent.model))
+    if code:
+        raise FirstlightError("not-brought-up", f"{name!r} was interrupted before it was verified", exit_code=Exit(code))
+    return RunStore().find(name).path.name
 
 
 def deployment_of(folder: RunFolder, run: Run, *, name: str | None = None) -> Deployment:
@@ -122,21 +129,24 @@ def install(wanted: Wanted, consent: Consent, say: Callable[[str], None]) -> Uni
     deployment = deployment_of(folder, run, name=wanted.name)
     systemd = Systemd(LocalHost(), wanted.scope)
     version = systemd.version()
-    if "throw-away-environment" not in wanted.ignore:
-        refuse_throw_away(sys.executable, what="firstlight", env=os.environ)
-        refuse_throw_away(deployment.launch.argv[0], what="the engine", env=os.environ)
-    if wanted.scope == "user":
-        _require_linger(consent, wanted.ignore)
-    _make_way(deployment, run, folder, systemd, consent, say)
-    target = service_folder(deployment.name, wanted.scope)
-    copy_structs(folder, target)
-    write_record(target, _record(deployment, run, folder, wanted, version))
-    hand_over(target, deployment.uid, deployment.gid)
-    systemd.install(deployment.name, render_unit(deployment, unit_options(deployment, wanted, target, version)))
-    if not wanted.start:
-        return systemd.state(unit_name(deployment.name))
-    systemd.call("reset-failed", unit_name(deployment.name)) if systemd.state(unit_name(deployment.name)).active == "failed" else None
-    systemd.call("start", "--no-block", unit_name(deployment.name))
+    target, unit = service_folder(deployment.name, wanted.scope), unit_name(deployment.name)
+    with changing(deployment.name, wanted.scope):
+        text = render_unit(deployment, unit_options(deployment, wanted, target, version))
+        refuse_what_fails_later(deployment, systemd, wanted.ignore)
+        ask_to_replace(target, run, consent)
+        if wanted.scope == "user":
+            require_linger(consent, wanted.ignore)
+        make_way(deployment, run, folder, systemd, consent, say)
+        with replacing(target):
+            copy_structs(folder, target)
+            write_record(target, _record(deployment, run, folder, wanted, version))
+            hand_over(target, deployment.uid, deployment.gid)
+            systemd.install(deployment.name, text)
+        if systemd.state(unit).active == "failed":
+            systemd.call("reset-failed", unit)
+        if not wanted.start:
+            return systemd.state(unit)
+        systemd.call("start", "--no-block", unit)
     return wait(systemd, deployment.name, say)
 
 
@@ -166,17 +176,17 @@ def _record(deployment: Deployment, run: Run, folder: RunFolder, wanted: Wanted,
 
 
 def unit_options(deployment: Deployment, wanted: Wanted, target: Path, version: int) -> UnitOptions:
-    owner = pwd.getpwuid(deployment.uid)
+    owner, owner_home = owner_of(deployment.uid)
     system = wanted.scope == "system"
-    home = owner.pw_dir if system and deployment.uid != os.getuid() else os.path.expanduser("~")
+    home = owner_home if system and deployment.uid != os.getuid() else os.path.expanduser("~")
     kept = {k: v for k, v in os.environ.items() if _kept(k)}
     writable = [v for k, v in kept.items() if k.startswith("XDG_")] + [home, "/tmp", "/dev/shm"]
     gpus = deployment.gpu_count > 0 and system
     return UnitOptions(
         scope=wanted.scope,
-        argv=[sys.executable, "-m", "firstlight", "service", "run", str(target)],
+        argv=[sys.executable, "-P", "-m", "firstlight", "service", "run", str(target)],
         environment={**kept, "HOME": home, "HF_HUB_OFFLINE": "1"},
-        user=owner.pw_name if system and deployment.uid != 0 else None,
+        user=owner if system and deployment.uid != 0 else None,
         version=version,
         watchdog_seconds=wanted.watchdog_seconds,
         writable=sorted(set(writable)),
@@ -186,50 +196,6 @@ def unit_options(deployment: Deployment, wanted: Wanted, target: Path, version: 
 
 def _kept(variable: str) -> bool:
     return (variable in KEPT_VARIABLES or variable.startswith(KEPT_PREFIXES)) and not any(w in variable for w in SECRET_WORDS)
-
-
-def _require_linger(consent: Consent, ignore: frozenset[str]) -> None:
-    """Without lingering a user's services end with the last login, and do not start at boot."""
-    user = getpass.getuser()
-    if os.path.exists(f"/var/lib/systemd/linger/{user}") or "linger-off" in ignore:
-        return
-    if consent.given("linger", f"Let services of {user} run without a login (loginctl enable-linger)?"):
-        done = LocalHost().run(["loginctl", "enable-linger", user])
-        if done.ok:
-            return
-    raise FirstlightError(
-        "linger-off",
-        f"services of {user} end with the last login, and do not start at boot",
-        evidence=(f"/var/lib/systemd/linger/{user} is not there",),
-        hint=f"loginctl enable-linger {user}; or --system; or --ignore linger-off",
-        exit_code=Exit.PREFLIGHT_BLOCKED,
-    )
-
-
-def _make_way(deployment: Deployment, run: Run, folder: RunFolder, systemd: Systemd, consent: Consent, say: Callable[[str], None]) -> None:
-    """The service's own earlier life and the verified run are stopped with consent; whoever else holds port or GPUs is named."""
-    unit = unit_name(deployment.name)
-    if systemd.state(unit).active in ("active", "activating", "reloading"):
-        consent.require("stop-service", f"Stop {unit} and put the new one in its place?")
-        systemd.call("stop", unit)
-        say(f"{unit} is stopped")
-    if reconcile(folder).state not in TERMINAL:
-        consent.require("stop-run", f"Stop the run {run.name!r}, so that the service can take its place?", evidence=(f"run {run.id}",))
-        end(folder)
-        say(f"{run.name} is stopped; port and memory are free")
-    for holder in holders.of_port(deployment.launch.port) + holders.of_gpus(LocalHost(), deployment.gpus):
-        _stop_holder(holder, consent, say)
-
-
-def _stop_holder(holder: holders.Holder, consent: Consent, say: Callable[[str], None]) -> None:
-    if holder.unit is None or holder.unit_scope is None:
-        raise holders.held(holder)
-    consent.require("stop-units", f"Stop and disable {holder.unit}, which holds {holder.what}?", evidence=(holder.line,))
-    other = Systemd(LocalHost(), holder.unit_scope)
-    other.call("disable", "--now", holder.unit)
-    if holders.still_there(holder):
-        raise holders.held(holder)
-    say(f"{holder.unit} is stopped and disabled; {holder.what} is free")
 
 
 def wait(systemd: Systemd, name: str, say: Callable[[str], None], *, former: int | None = None) -> UnitState:
@@ -262,15 +228,14 @@ def _failed(systemd: Systemd, name: str, state: UnitState) -> FirstlightError:
 
 
 def uninstall(name: str, scope: str | None, say: Callable[[str], None]) -> None:
-    """Removes unit and folder, and proves that the port is free again."""
+    """Removes unit and folder, whatever state they are in, and proves that the port is free again."""
     found, folder = find_service(name, scope)
-    record = read_record(folder)
-    systemd = Systemd(LocalHost(), found)
-    systemd.uninstall(record.name)
-    launch = RunFolder(folder).load(LaunchSpec, "launch.json")
-    for run_folder, _ in RunStore().active(record.name):
-        reconcile(run_folder)
-    shutil.rmtree(folder)
-    if left := holders.of_port(launch.port):
+    with changing(folder.name, found):
+        Systemd(LocalHost(), found).uninstall(folder.name)
+        launch = RunFolder(folder).try_load(LaunchSpec, "launch.json")
+        for run_folder, _ in RunStore().active(folder.name):
+            reconcile(run_folder)
+        shutil.rmtree(folder)
+    if launch is not None and (left := holders.of_port(launch.port)):
         raise holders.held(left[0])
-    say(f"{unit_name(record.name)} is removed; port {launch.port} is free")
+    say(f"{unit_name(folder.name)} is removed" + (f"; port {launch.port} is free" if launch else ""))

@@ -25,12 +25,15 @@ class Mount(Struct, frozen=True, kw_only=True):
 
 
 class Container(Struct, frozen=True, kw_only=True):
-    """image with its tag; script: what /bin/sh runs, the engine replaces it. device_ids: GPUs by index, None for all; gpus: any at all.
+    """title: the model's name for a comment, one line whatever it holds. image: with its tag.
+
+    script: what /bin/sh runs, the engine replaces it. device_ids: GPUs by index, None for all; gpus: any at all.
 
     health: a shell line that exits 0 after an answer that makes sense. start_seconds: how long the first one may take.
     """
 
     name: str
+    title: str
     image: str
     script: str
     user: str
@@ -58,6 +61,7 @@ def container(deployment: Deployment) -> Container:
     mounts += [Mount(source=deployment.key_file, read_only=True, target=SECRET)] if deployment.key_file else []
     return Container(
         name=f"firstlight-{deployment.name}",
+        title=" ".join("".join(c if c.isprintable() else " " for c in deployment.endpoint.model).split()),
         image=image_of(deployment),
         script=_script(deployment),
         user=f"{deployment.uid or 10001}:{deployment.gid or 10001}",

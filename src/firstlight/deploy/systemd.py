@@ -1,6 +1,7 @@
 """systemd through the Host port: units written, checked, enabled, looked at, removed; system-wide or a user's own."""
 
 import posixpath
+from contextlib import suppress
 
 from msgspec import Struct
 
@@ -10,6 +11,8 @@ from firstlight.deploy.unit import unit_name
 
 SYSTEM_FOLDER = "/etc/systemd/system"
 ACTION_SECONDS = 120.0
+STOP_SECONDS = 900.0  # a stop waits for the unit's own time limit
+OWN_FIRST_LINE = "# Written by `firstlight service install`"
 _FIELDS = ("ActiveState", "SubState", "StatusText", "MainPID", "NRestarts", "Result", "ExecMainStatus", "UnitFileState", "LoadState")
 
 
@@ -58,6 +61,8 @@ class Systemd:
         try:
             done = self.host.run(["systemctl", *self._flags(), "--no-pager", *words], timeout=timeout)
         except HostError as e:
+            if e.code != "command-not-found":
+                raise
             raise _no_systemd(self.host, e.message) from None
         if not done.ok:
             text = done.stderr.decode("utf-8", "replace").strip()
@@ -89,6 +94,18 @@ class Systemd:
             enabled=said.get("UnitFileState") == "enabled",
         )
 
+    def refuse_foreign(self, name: str) -> None:
+        """Raises FirstlightError `unit-is-not-ours`: somebody else's unit of that name is not written over."""
+        path = posixpath.join(self.folder, unit_name(name))
+        if self.host.stat(path) and not self.host.read(path, 0, 200).startswith(OWN_FIRST_LINE.encode()):
+            raise FirstlightError(
+                "unit-is-not-ours",
+                f"{unit_name(name)} is there already, and firstlight did not write it",
+                evidence=(path,),
+                hint="--name takes another name",
+                exit_code=Exit.PREFLIGHT_BLOCKED,
+            )
+
     def install(self, name: str, text: str) -> None:
         """Writes, checks, loads and enables the unit; what was there before comes back when it does not load."""
         unit, path = unit_name(name), posixpath.join(self.folder, unit_name(name))
@@ -99,7 +116,12 @@ class Systemd:
             self.call("daemon-reload")
             self.call("enable", unit)
         except FirstlightError:
-            self.host.remove(path) if before is None else self.host.write(path, before, 0o644)
+            if before is None:
+                with suppress(FirstlightError):
+                    self.call("disable", unit)
+                self.host.remove(path)
+            else:
+                self.host.write(path, before, 0o644)
             self.call("daemon-reload")
             raise
 
@@ -119,7 +141,7 @@ class Systemd:
         there = self.host.stat(path) is not None
         if there:
             self.call("disable", unit)
-            self.call("stop", unit)
+            self.call("stop", unit, timeout=STOP_SECONDS)
             self.host.remove(path)
         self.call("daemon-reload")
         if there and self.state(unit).active == "failed":

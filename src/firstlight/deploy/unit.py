@@ -1,8 +1,10 @@
 """A systemd unit of a deployment: the text, and why each line is there. Pure."""
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from firstlight.core.errors import UsageError
 from firstlight.deploy.deployment import Deployment, model_places
 
 BURST = 5
@@ -32,7 +34,10 @@ def unit_name(name: str) -> str:
 
 
 def render_unit(deployment: Deployment, options: UnitOptions) -> str:
-    """The unit file. Paths with spaces, percent and dollar signs are escaped as systemd.syntax(7) wants."""
+    """The unit file. Paths with spaces, percent and dollar signs are escaped as systemd.syntax(7) wants.
+
+    Raises UsageError `not-for-a-unit` for what no line of a unit can hold.
+    """
     sections = {
         "Unit": _unit(deployment),
         "Service": [*_service(deployment, options), *_limits(), *_hardening(deployment, options)],
@@ -45,7 +50,7 @@ def render_unit(deployment: Deployment, options: UnitOptions) -> str:
 def _unit(deployment: Deployment) -> list[tuple[str, str]]:
     endpoint = deployment.endpoint
     return [
-        ("Description", _percent(f"{endpoint.model} on {endpoint.engine or deployment.launch.engine} at {endpoint.base_url}")),
+        ("Description", one_line(f"{endpoint.model} on {endpoint.engine or deployment.launch.engine} at {endpoint.base_url}")),
         ("After", "network-online.target nvidia-persistenced.service"),
         ("Wants", "network-online.target"),
         # a start may take long: the interval holds `BURST` starts of that length, else a crash loop would never be seen
@@ -68,7 +73,7 @@ def _service(deployment: Deployment, options: UnitOptions) -> list[tuple[str, st
     lines = [
         ("Type", "notify"),
         ("NotifyAccess", "main"),
-        ("ExecStart", " ".join(map(quote, options.argv))),
+        ("ExecStart", " ".join([quote(options.argv[0], variables=False), *map(quote, options.argv[1:])])),
         ("TimeoutStartSec", str(start_timeout_seconds(deployment))),
         ("TimeoutStopSec", str(int(grace + 60))),
         ("WatchdogSec", str(options.watchdog_seconds)),
@@ -82,9 +87,9 @@ def _service(deployment: Deployment, options: UnitOptions) -> list[tuple[str, st
         ("UMask", "0077"),
     ]
     lines += [("User", options.user)] if options.user else []
-    lines += [("ExecStartPre", f"+-{quote(options.modprobe)} -u -c=0")] if options.modprobe else []
-    lines += [("LoadCredential", f"{CREDENTIAL}:{_percent(deployment.key_file)}")] if deployment.key_file else []
-    return lines + [("Environment", quote(f"{k}={v}", variables=False)) for k, v in sorted(options.environment.items())]
+    lines += [("ExecStartPre", f"+-{quote(options.modprobe, variables=False)} -u -c=0")] if options.modprobe else []
+    lines += [("LoadCredential", f"{CREDENTIAL}:{rest_of_line(deployment.key_file)}")] if deployment.key_file else []
+    return lines + [("Environment", _variable(k, v)) for k, v in sorted(options.environment.items())]
 
 
 def _restart(version: int) -> list[tuple[str, str]]:
@@ -126,18 +131,60 @@ def _hardening(deployment: Deployment, options: UnitOptions) -> list[tuple[str, 
         ("ProtectKernelModules", "yes"),
         ("ProtectKernelTunables", "yes"),
     ]
-    lines += [("ReadWritePaths", quote(f"-{p}", variables=False)) for p in options.writable]
-    return lines + [("ReadOnlyPaths", quote(f"-{p}", variables=False)) for p in model_places(deployment)]
+    lines += [("ReadWritePaths", _path(p)) for p in options.writable]
+    # under ProtectSystem=strict only what lies in a writable folder needs the line; a name that it cannot hold goes without
+    return lines + [("ReadOnlyPaths", _path(p)) for p in model_places(deployment) if not _UNSPEAKABLE.search(p)]
+
+
+_UNSPEAKABLE = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]")  # control characters, and bytes that are no UTF-8
 
 
 def quote(word: str, *, variables: bool = True) -> str:
-    """One word of a unit's list. variables: `$` begins a variable there (command lines), so it is doubled."""
+    """One word of a unit's list. variables: `$` begins a variable there (arguments, not the program itself), so it is doubled."""
     text = _percent(word)
     text = text.replace("$", "$$") if variables else text
-    if text and not any(c in text for c in " \t\n\"'\\;"):
+    if text and not re.search(r"""[\s"'\\;]""", text) and not _UNSPEAKABLE.search(text):
         return text
-    return '"' + text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n") + '"'
+    text = text.replace("\\", "\\\\").replace('"', '\\"')
+    return '"' + _UNSPEAKABLE.sub(lambda m: f"\\x{ord(m[0]) & 0xFF:02x}", text) + '"'
 
 
-def _percent(text: str | None) -> str:
-    return (text or "").replace("%", "%%").replace("\n", " ")
+def _variable(name: str, value: str) -> str:
+    """systemd passes over a variable with other control characters than tab and newline, or bytes that are no UTF-8: refused here."""
+    refuse_unspeakable(value.replace("\n", "").replace("\t", ""), f"the variable {name}")
+    return quote(f"{name}={value}", variables=False)
+
+
+def _path(path: str) -> str:
+    """A word of a list of paths, where systemd knows quotes and no escapes for control characters."""
+    refuse_unspeakable(path, "the path")
+    return quote(f"-{path}", variables=False)
+
+
+def rest_of_line(text: str) -> str:
+    """A value that systemd takes as it stands to the end of its line; a backslash or blanks there would be lost."""
+    refuse_unspeakable(text, "the path")
+    if text != text.rstrip() or text.endswith("\\"):
+        raise _refused("the path", text)
+    return _percent(text)
+
+
+def one_line(text: str) -> str:
+    """A description: words for people."""
+    return _percent(" ".join(_UNSPEAKABLE.sub(" ", text).split())).rstrip("\\")
+
+
+def refuse_unspeakable(text: str, what: str) -> None:
+    """Raises UsageError `not-for-a-unit`."""
+    if _UNSPEAKABLE.search(text):
+        raise _refused(what, text)
+
+
+def _refused(what: str, text: str) -> UsageError:
+    return UsageError(
+        "not-for-a-unit", f"no unit file can hold {what} as it is", evidence=(ascii(text),), hint="rename it, or leave the variable out"
+    )
+
+
+def _percent(text: str) -> str:
+    return text.replace("%", "%%")

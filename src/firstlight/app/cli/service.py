@@ -31,7 +31,8 @@ def command() -> None:
 )
 @click.option("--start/--no-start", default=True, show_default=True, help="Start it now.")
 @click.option("--ignore", multiple=True, metavar="CODE", help="Override a refusal by name (linger-off, throw-away-environment).")
-@click.option("--allow", multiple=True, metavar="NAME", help="Say yes to one question by name: stop-run, stop-service, stop-units, linger.")
+@click.option("--accept", multiple=True, metavar="CHECK", help="Of a PLAN: accept a failed verification check by name.")
+@click.option("--allow", multiple=True, metavar="NAME", help="Say yes to one question by name: stop-run, stop-service, stop-units, ….")
 @click.option("--yes", "-y", is_flag=True, help="Say yes to every question.")
 @output_option
 def install(run: str, scope: str | None, output: str, **options: Any) -> int:
@@ -43,7 +44,7 @@ def install(run: str, scope: str | None, output: str, **options: Any) -> int:
     from firstlight.deploy.unit import unit_name
 
     wanted = Wanted(
-        ref=brought_up(run, yes=options["yes"]) if run.endswith(".json") and Path(run).is_file() else run,
+        ref=brought_up(run, {k: options[k] for k in ("name", "yes", "allow", "accept", "ignore")}) if Path(run).is_file() else run,
         name=options["name"],
         scope=scope or ("system" if os.getuid() == 0 else "user"),
         start=options["start"],
