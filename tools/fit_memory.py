@@ -23,7 +23,7 @@ from plan_measured import Promise, promise
 from plan_models import rows
 
 from firstlight.catalog.engines import MemoryTerms, ModelKind, memory_terms
-from firstlight.core.units import GIB
+from firstlight.core.units import GIB, MIB
 
 # What logs print for themselves (non-torch of a single GPU: 0.13 GiB, from 0.20 on 0.22 to 0.26) is taken from there and not fitted.
 # name -> (field of MemoryTerms, releases it holds for); factors are tried around the value in memory.toml.
@@ -31,10 +31,12 @@ CONSTANTS: dict[str, tuple[str, tuple[int, ...], tuple[int, ...]]] = {
     "sampler_bytes before 0.16": ("sampler_bytes", (0,), (0, 16, 0)),
     "sampler_bytes 0.17 to 0.28": ("sampler_bytes", (0, 17), (0, 29)),
     "hidden_buffers": ("hidden_buffers", (0,), (9,)),
+    "hidden_buffers_dense": ("hidden_buffers_dense", (0,), (9,)),
+    "cuda_graph 0.20 to 0.26": ("cuda_graph_per_layer_and_size", (0, 20), (0, 27)),
     "non_torch_multi before 0.20": ("non_torch_multi", (0,), (0, 20)),
     "non_torch_multi from 0.20": ("non_torch_multi", (0, 20), (9,)),
 }
-FACTORS = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 1.0, 1.05, 1.1, 1.2, 1.3, 1.5, 1.8)
+FACTORS = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 1.0, 1.05, 1.1, 1.2, 1.3, 1.5, 1.8, 2.2, 2.8, 3.5)
 TARGETS = {"coverage": 0.90, "half_width": 0.10, "median_error": 0.06}
 Row = dict[str, Any]
 
@@ -95,7 +97,7 @@ def main() -> int:
         factors = fit(fitted_on)
         for name, (field, since, _before) in CONSTANTS.items():
             value = getattr(memory_terms(".".join(map(str, since))), field)
-            unit = GIB if value > 1e6 else 1
+            unit = GIB if value > 1e7 else MIB if value > 1e5 else 1
             print(f"{name:<32} {value / unit:8.3f} in memory.toml, fitted {value / unit * factors[name]:8.3f}")
         print()
         show("fitted half, fitted", score(promises(fitted_on, factors)))

@@ -11,6 +11,7 @@ from msgspec import Struct
 from firstlight.core.units import GIB, MIB
 
 LARGE_FROM, HUGE_FROM = 70 * GIB, 160 * GIB
+SMALL_BY_NAME = ("a100", "gb10", "thor")  # A100: named in the engine; unified memory: NVML has no total, which counts as 0 there
 
 
 class MemoryTerms(Struct, frozen=True, kw_only=True):
@@ -39,6 +40,7 @@ class MemoryTerms(Struct, frozen=True, kw_only=True):
     sampler_bytes_low: float
     sampler_bytes_high: float
     hidden_buffers: float
+    hidden_buffers_dense: float
     encoder_buffers: float
     non_torch_single: float
     non_torch_multi: float
@@ -47,10 +49,11 @@ class MemoryTerms(Struct, frozen=True, kw_only=True):
     cuda_graph_base: float
     cuda_graph_per_layer_and_size: float
     cuda_graph_spread: float
+    cuda_graph_spread_high: float
 
     def gpu_class(self, cuda_total_bytes: int, name: str) -> str:
         """small | large | huge: which of the engine's batch defaults a GPU gets."""
-        if cuda_total_bytes < LARGE_FROM or "a100" in name.lower():
+        if cuda_total_bytes < LARGE_FROM or any(n in name.lower() for n in SMALL_BY_NAME):
             return "small"
         return "huge" if cuda_total_bytes >= HUGE_FROM else "large"
 
@@ -78,6 +81,7 @@ def memory_terms(version: str | None, model: ModelKind | None = None, engine: st
         sampler_bytes=mid,
         sampler_bytes_high=high,
         hidden_buffers=fit["hidden_buffers"],
+        hidden_buffers_dense=fit["hidden_buffers_dense"],
         encoder_buffers=fit["encoder_buffers"],
         non_torch_single=at(fit["non_torch_single_gib"], release) * GIB,
         non_torch_multi=at(fit["non_torch_multi_gib"], release) * GIB,
@@ -86,6 +90,7 @@ def memory_terms(version: str | None, model: ModelKind | None = None, engine: st
         cuda_graph_base=at(fit["cuda_graph_base_gib"], release) * GIB,
         cuda_graph_per_layer_and_size=at(fit["cuda_graph_per_layer_and_size_mib"], release) * MIB,
         cuda_graph_spread=fit["cuda_graph_spread"],
+        cuda_graph_spread_high=fit["cuda_graph_spread_high"],
     )
 
 

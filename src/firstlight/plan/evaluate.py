@@ -60,10 +60,10 @@ def evaluate(s: Situation, choice: Choice) -> Outcome:
     limit = s.checkpoint.max_position_embeddings or wanted or 32768
     stages = s.resident.stages(choice.layout)
     kv = _kv(s, choice, dtype)
-    ranks = [_rank(s, choice, stage, kv, wanted or limit) for stage in stages]
+    ranks = [_rank(s, choice, stage, len(stages), wanted or limit) for stage in stages]
     binding = min(ranks, key=lambda r: r.pool.mid or 0.0)
     pool = binding.pool
-    length = wanted or _round_down(kv.longest(pool.low or 0, s.wish.cap("max_model_len", limit)))
+    length = wanted or _longest_request(kv, pool, s.wish.cap("max_model_len", limit))
     refusal, missing = _verdict(s, choice, kv, pool, length, binding)
     candidate = _candidate(s, choice, kv, ranks, binding, length, dtype)
     certain = kv.needed_bytes(length) <= (pool.low or 0)
@@ -74,6 +74,12 @@ def evaluate(s: Situation, choice: Choice) -> Outcome:
         capacity=kv.capacity(pool.low or 0, length) if length else 0,
         uncertain=refusal is None and not certain,
     )
+
+
+def _longest_request(kv: KvPlan, pool: Figure, limit: int) -> int:
+    """What fits for certain; where the interval's low end holds next to nothing, what its middle holds. 0: nothing."""
+    certain = _round_down(kv.longest(pool.low or 0, limit))
+    return certain if certain >= ROUND_LENGTH // 2 else _round_down(kv.longest(pool.mid or 0, limit))
 
 
 def _kv(s: Situation, choice: Choice, dtype: str) -> KvPlan:
@@ -90,7 +96,7 @@ def _kv(s: Situation, choice: Choice, dtype: str) -> KvPlan:
     )
 
 
-def _rank(s: Situation, choice: Choice, stage: StageWeights, kv: KvPlan, length: int) -> _Rank:
+def _rank(s: Situation, choice: Choice, stage: StageWeights, stages: int, length: int) -> _Rank:
     """One stage's budget. A pinned KV size takes the place of what profiling would leave."""
     pins, total = s.wish.pins, s.total_bytes
     eager = bool(pins.enforce_eager)
@@ -101,7 +107,10 @@ def _rank(s: Situation, choice: Choice, stage: StageWeights, kv: KvPlan, length:
         max_num_batched_tokens=choice.max_num_batched_tokens,
         max_num_seqs=choice.max_num_seqs,
         max_model_len=length,
+        total_bytes=total,
         multimodal=len(s.checkpoint.modalities) > 1 and not pins.language_model_only,
+        first=stage.stage == 0,
+        last=stage.stage == stages - 1,
     )
     graphs = cuda_graphs(
         len(stage.layers),

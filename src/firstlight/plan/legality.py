@@ -9,6 +9,7 @@ from firstlight.catalog import backends
 from firstlight.core.checkpoint import Checkpoint, TensorGroup
 from firstlight.plan.kv import dtype_key
 from firstlight.plan.layouts import Layout
+from firstlight.plan.numbers import experts_of
 from firstlight.plan.situation import Situation
 
 _BLOCKED = frozenset({"fp8-block"})
@@ -35,7 +36,7 @@ def _refusals(layout: Layout, s: Situation) -> Iterator[Refusal]:
     layers = s.checkpoint.num_hidden_layers or 0
     if layout.pipeline_parallel_size > max(layers, 1):
         yield Refusal(code="pp-more-than-layers", because=f"{layout.pipeline_parallel_size} stages, {layers} layers")
-    if layout.enable_expert_parallel and not has_experts(config):
+    if layout.enable_expert_parallel and not experts_of(config):
         yield Refusal(code="ep-without-experts", because="the model has no experts to spread")
     if layout.decode_context_parallel_size > 1:
         yield from _context_parallel(layout, s)
@@ -80,7 +81,7 @@ def quant_block_problem(layout: Layout, s: Situation) -> Refusal | None:
     legal = [t for t in (1, 2, 4, 8, 16) if t <= s.world and not _undivided(checkpoint, groups, Layout(tensor_parallel_size=t))]
     with_experts = Layout(tensor_parallel_size=layout.tensor_parallel_size, enable_expert_parallel=True)
     other = [f"--tensor-parallel-size {_listed(legal)}"] if legal else []
-    if has_experts(checkpoint.config) and not layout.enable_expert_parallel and not _undivided(checkpoint, groups, with_experts):
+    if experts_of(checkpoint.config) and not layout.enable_expert_parallel and not _undivided(checkpoint, groups, with_experts):
         other.append(f"--tensor-parallel-size {layout.tensor_parallel_size} --enable-expert-parallel")
     name, size, part, block = found
     return Refusal(
@@ -140,10 +141,6 @@ def attention_backend(s: Situation, dtype: str) -> str | None:
     if s.sm is None or not layers:
         return None
     return backends.choose(s.engine.version, s.sm, layers[0], "auto" if dtype_key(dtype) == "bf16" else dtype)
-
-
-def has_experts(config: dict[str, Any]) -> bool:
-    return bool(config.get("n_routed_experts") or config.get("num_experts") or config.get("num_local_experts"))
 
 
 def _listed(sizes: list[int]) -> str:

@@ -11,9 +11,11 @@ from firstlight.catalog.engines import MemoryTerms
 from firstlight.core.figures import Figure
 from firstlight.plan.figures import interval, known
 from firstlight.plan.layouts import Layout
+from firstlight.plan.numbers import experts_of, number, top_k_of
 
 MLA_WORKSPACE_TOKENS = 64 * 1024
 GRAPH_LIMIT = 512
+VIDEO_FRAMES, VIDEO_FRAME_TOKENS = 32, 70  # the largest video that a Gemma-4 processor makes
 
 
 def activation_peak(
@@ -24,15 +26,24 @@ def activation_peak(
     max_num_batched_tokens: int,
     max_num_seqs: int,
     max_model_len: int,
+    total_bytes: int = 0,
     multimodal: bool = False,
+    first: bool = True,
+    last: bool = True,
 ) -> Figure:
-    """Bytes on one rank: encoder, forward or sampler, whichever is largest; the encoder's outputs stay cached meanwhile."""
-    rows = min(max_num_seqs, max_num_batched_tokens)
+    """Bytes on one rank: encoder, forward or sampler, whichever is largest; the encoder's outputs stay cached meanwhile.
+
+    first, last: of the pipeline's stages; encoders are on the first, the sampler runs on the last.
+    """
+    multimodal = multimodal and first
+    rows = min(max_num_seqs, max_num_batched_tokens) if last else 0
     forward = forward_bytes(config, layout, terms, max_num_batched_tokens, max_num_seqs, max_model_len)
     sampler = sampler_bytes(config, terms.sampler_bytes, rows)
     encoder = encoder_bytes(config, layout, terms) if multimodal else 0.0
+    positions = one_hot_bytes(config, total_bytes) if multimodal else 0.0
     cached = _encoder_cache(config, max_num_batched_tokens) if multimodal else 0.0
     least = max(forward, sampler_bytes(config, terms.sampler_bytes_low, rows), encoder) + cached
+    encoder += positions  # not in every release of transformers: the low end is without
     peak = max(forward, sampler, encoder) + cached
     most = max(forward, sampler_bytes(config, terms.sampler_bytes_high, rows), encoder) + cached
     name = f"the sampler ({rows} rows) is" if peak == sampler + cached else f"the forward pass ({max_num_batched_tokens} tokens) is"
@@ -47,7 +58,7 @@ def activation_peak(
 
 def sampler_bytes(config: Mapping[str, Any], each: float, rows: int) -> float:
     """Logits of `rows` requests over the whole vocabulary (gathered on every rank) with what top-k/top-p needs."""
-    return rows * int(config.get("vocab_size") or 0) * each
+    return rows * number(config, "vocab_size") * each
 
 
 def encoder_bytes(config: Mapping[str, Any], layout: Layout, terms: MemoryTerms) -> float:
@@ -55,15 +66,29 @@ def encoder_bytes(config: Mapping[str, Any], layout: Layout, terms: MemoryTerms)
     vision = config.get("vision_config")
     if not isinstance(vision, dict):
         return 0.0
-    width = int(vision.get("hidden_size") or vision.get("vt_hidden_size") or 0)
-    inner = int(vision.get("intermediate_size") or vision.get("vt_intermediate_size") or 4 * width)
+    width = number(vision, "hidden_size") or number(vision, "vt_hidden_size")
+    inner = number(vision, "intermediate_size") or number(vision, "vt_intermediate_size") or 4 * width
     patches = 4 * _image_tokens(config)
     return patches * 2 * (width * terms.encoder_buffers + (3 * width + inner) / layout.tensor_parallel_size)
 
 
+def one_hot_bytes(config: Mapping[str, Any], total_bytes: int) -> float:
+    """Gemma-4's encoder looks patch positions up by a one-hot matrix (int64 and its cast to bf16) over all frames of the largest video.
+
+    vLLM cuts the frames so that twice the matrix stays within a tenth of the GPU. Source: gemma4_mm.py, `_encoder_chunk` (0.32).
+    """
+    vision = config.get("vision_config")
+    if not isinstance(vision, dict) or not str(vision.get("model_type", "")).startswith("gemma4"):
+        return 0.0
+    patches = VIDEO_FRAME_TOKENS * number(vision, "pooling_kernel_size") ** 2
+    rows = patches * 2 * number(vision, "position_embedding_size")
+    frames = min(VIDEO_FRAMES, max(int(total_bytes / 10 / (rows * 2 * 8)), 1)) if rows else 0
+    return float(frames * rows * (8 + 2))
+
+
 def _encoder_cache(config: Mapping[str, Any], max_num_batched_tokens: int) -> float:
     """Room for encoder outputs: a batch, or one largest image."""
-    return max(max_num_batched_tokens, _image_tokens(config)) * int(config.get("hidden_size") or 0) * 2
+    return max(max_num_batched_tokens, _image_tokens(config)) * number(config, "hidden_size") * 2
 
 
 def _image_tokens(config: Mapping[str, Any]) -> int:
@@ -73,34 +98,31 @@ def _image_tokens(config: Mapping[str, Any]) -> int:
 
 def forward_bytes(config: Mapping[str, Any], layout: Layout, terms: MemoryTerms, tokens: int, seqs: int, max_model_len: int) -> float:
     """Residual buffers, the widest layer's intermediates, the MoE workspace and MLA's prefill workspace for one step."""
-    hidden = int(config.get("hidden_size") or 0)
+    hidden = number(config, "hidden_size")
     tp = layout.tensor_parallel_size
-    residual = tokens * hidden * 2 * terms.hidden_buffers
-    dense = tokens * 3 * int(config.get("intermediate_size") or 4 * hidden) * 2 / tp
     moe = _moe_workspace(config, layout, tokens)
+    residual = tokens * hidden * 2 * (terms.hidden_buffers if moe else terms.hidden_buffers_dense)
+    dense = tokens * 3 * (number(config, "intermediate_size") or 4 * hidden) * 2 / tp
     return residual + max(dense if not moe else 0.0, moe) + _mla_workspace(config, tp, seqs, max_model_len)
 
 
 def _moe_workspace(config: Mapping[str, Any], layout: Layout, tokens: int) -> float:
     """Two buffers of tokens x top-k rows, gate-up or hidden wide, whichever is larger; whole experts do not make the rows fewer."""
-    experts = config.get("n_routed_experts") or config.get("num_experts") or config.get("num_local_experts")
-    if not experts:
+    if not experts_of(config):
         return 0.0
-    top_k = int(config.get("num_experts_per_tok") or config.get("experts_per_token") or 1)
-    inner = int(config.get("moe_intermediate_size") or config.get("intermediate_size") or 0)
+    inner = number(config, "moe_intermediate_size") or number(config, "intermediate_size")
     inner = inner if layout.enable_expert_parallel else -(-inner // layout.expert_ways)
-    hidden = int(config.get("hidden_size") or 0)
-    return tokens * top_k * (max(2 * inner, hidden) + max(inner, hidden)) * 2
+    hidden = number(config, "hidden_size")
+    return tokens * top_k_of(config) * (max(2 * inner, hidden) + max(inner, hidden)) * 2
 
 
 def _mla_workspace(config: Mapping[str, Any], tp: int, seqs: int, max_model_len: int) -> float:
     """Keys and values of a chunk of cached context, projected up for every head of the rank."""
-    rank = config.get("kv_lora_rank")
-    if not rank or not config.get("qk_nope_head_dim"):
+    if not number(config, "kv_lora_rank") or not number(config, "qk_nope_head_dim"):
         return 0.0
     rows = min(max(8 * max_model_len, 4 * seqs * 16), MLA_WORKSPACE_TOKENS)
-    heads = -(-int(config["num_attention_heads"]) // tp)
-    return rows * heads * (int(config["qk_nope_head_dim"]) + int(config["v_head_dim"])) * 2
+    heads = -(-number(config, "num_attention_heads") // tp)
+    return float(rows * heads * (number(config, "qk_nope_head_dim") + number(config, "v_head_dim")) * 2)
 
 
 def graph_sizes(max_num_seqs: int, max_num_batched_tokens: int) -> int:
@@ -118,13 +140,21 @@ def cuda_graphs(layers: int, terms: MemoryTerms, *, max_num_seqs: int, max_num_b
         return known(0, "this release does not take graphs off the KV pool; they must fit outside the utilization")
     sizes = graph_sizes(max_num_seqs, max_num_batched_tokens)
     mid = terms.cuda_graph_base + layers * sizes * terms.cuda_graph_per_layer_and_size
-    return interval(mid, terms.cuda_graph_spread, f"{sizes} batch sizes, two modes; the estimator is known to be off by a lot")
+    return Figure(
+        low=round(mid * (1 - terms.cuda_graph_spread)),
+        mid=round(mid),
+        high=round(mid * (1 + terms.cuda_graph_spread_high)),
+        because=f"{sizes} batch sizes, two modes; the estimator is known to be off by a lot",
+    )
 
 
 def non_torch(layout: Layout, terms: MemoryTerms) -> Figure:
-    """Growth outside PyTorch's allocator while the engine profiles: workspaces, NCCL's lazy buffers, fragments."""
-    world = layout.tensor_parallel_size * layout.pipeline_parallel_size
-    if world == 1:
+    """Growth outside PyTorch's allocator while the engine profiles: workspaces, NCCL's lazy buffers, fragments.
+
+    Pipeline stages add nothing: the profile run sends nothing from stage to stage, and NCCL makes such a connection at its first use.
+    """
+    ranks = layout.expert_ways if layout.enable_expert_parallel else layout.tensor_parallel_size
+    if ranks == 1:
         return interval(terms.non_torch_single, terms.non_torch_spread, "kernels' own workspaces")
-    mid = terms.non_torch_multi + world * terms.non_torch_per_gpu
+    mid = terms.non_torch_multi + ranks * terms.non_torch_per_gpu
     return interval(mid, terms.non_torch_spread, "kernels' workspaces and communication buffers")

@@ -15,6 +15,7 @@ from firstlight.core.checkpoint import Checkpoint, TensorGroup
 from firstlight.plan.allocator import allocated_bytes
 from firstlight.plan.ignored import as_built
 from firstlight.plan.layouts import Layout, stage_layers
+from firstlight.plan.rope import rope_bytes
 
 ELEMENT_BYTES = {
     "BF16": 2, "F16": 2, "F32": 4, "F64": 8, "U8": 1, "I8": 1, "F8_E4M3": 1, "F8_E5M2": 1, "F8_E8M0": 1,
@@ -34,7 +35,6 @@ class Options(Struct, frozen=True, kw_only=True):
     mxfp4: str = "exact"
     draft: bool = False
     expandable_segments: bool = False
-    max_position: int | None = None
 
 
 class StageWeights(Struct, frozen=True, kw_only=True):
@@ -250,25 +250,6 @@ def mla_copies(config: dict[str, Any], layout: Layout) -> list[int]:
     return [heads * rank * int(config["v_head_dim"]) * 2, heads * rank * int(config["qk_nope_head_dim"]) * 2]
 
 
-def rope_bytes(config: dict[str, Any], max_position: int | None) -> int:
-    """The cos/sin table in the model's dtype; four times as long for multimodal RoPE."""
-    positions = max_position or config.get("max_position_embeddings")
-    heads = config.get("num_attention_heads")
-    dim = (
-        config.get("qk_rope_head_dim")
-        or config.get("head_dim")
-        or (config["hidden_size"] // heads if heads and config.get("hidden_size") else 0)
-    )
-    if not positions or not dim:
-        return 0
-    parameters = config.get("rope_parameters") or config.get("rope_scaling") or {}
-    parameters = parameters if isinstance(parameters, dict) else {}
-    share = config.get("partial_rotary_factor") or parameters.get("partial_rotary_factor") or 1.0
-    dim = dim if config.get("qk_rope_head_dim") else int(dim * share)
-    tables = 2 if str(config.get("model_type", "")).startswith("gemma3") else 1  # local and global RoPE
-    return int(positions * dim * 2 * tables * (4 if parameters.get("mrope_section") else 1))
-
-
 def _stage(
     checkpoint: Checkpoint,
     stage: int,
@@ -297,7 +278,7 @@ def _stage(
         if group.role != "embedding" and here:
             one = _outside_bytes(group, checkpoint, layout, options)
             sizes += [(group.role, one)] * group.count
-    sizes.append(("other", rope_bytes(checkpoint.config, options.max_position)))
+    sizes.append(("other", rope_bytes(checkpoint.config, options.model_dtype_bytes)))
     by_role: dict[str, int] = {}
     for role, size in sizes:
         by_role[role] = by_role.get(role, 0) + size

@@ -9,7 +9,8 @@ from firstlight.core.plan import Rejected
 from firstlight.plan.evaluate import CONTEXT_BYTES, Choice, Outcome, evaluate
 from firstlight.plan.kv import dtype_key
 from firstlight.plan.layouts import Layout
-from firstlight.plan.legality import Refusal, has_experts, kv_dtype_refusal
+from firstlight.plan.legality import Refusal, kv_dtype_refusal
+from firstlight.plan.numbers import experts_of
 from firstlight.plan.rank import wanted_capacity
 from firstlight.plan.situation import Situation
 
@@ -53,7 +54,7 @@ def _sizes(world: int) -> list[int]:
 def _variants(s: Situation, tp: int, pp: int, dp: int) -> Iterator[Layout]:
     """Expert and context parallelism on top of a grid."""
     pins, free = s.wish.pins, not layout_pinned(s)
-    experts = [False, True] if has_experts(s.checkpoint.config) and tp * dp > 1 and free else [False]
+    experts = [False, True] if experts_of(s.checkpoint.config) and tp * dp > 1 and free else [False]
     if pins.enable_expert_parallel is not None:
         experts = [pins.enable_expert_parallel]
     splits = bool(s.checkpoint.config.get("kv_lora_rank")) and tp > 1 and s.terms.version >= CONTEXT_PARALLEL_SINCE

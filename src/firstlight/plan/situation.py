@@ -10,6 +10,7 @@ from firstlight.core.checkpoint import Checkpoint
 from firstlight.core.errors import FirstlightError
 from firstlight.core.machine import Accelerator, EngineInstall, Machine
 from firstlight.core.plan import EngineRef
+from firstlight.plan.numbers import experts_of
 from firstlight.plan.resident import Options, Resident
 from firstlight.plan.rungs import Evidence
 from firstlight.plan.wish import Wish
@@ -90,10 +91,9 @@ def situation_of(
 
 
 def kind_of(checkpoint: Checkpoint) -> ModelKind:
-    config = checkpoint.config
     return ModelKind(
         architectures=checkpoint.architectures,
-        moe=bool(config.get("n_routed_experts") or config.get("num_experts") or config.get("num_local_experts")),
+        moe=bool(experts_of(checkpoint.config)),
         quantized=checkpoint.quantization is not None,
         hybrid=any(g.kind in ("linear", "mamba") for g in checkpoint.kv_cache_groups),
     )

@@ -5,6 +5,7 @@ from firstlight.core.plan import Predicted
 from firstlight.core.units import gib
 from firstlight.plan.figures import interval, unknown
 from firstlight.plan.layouts import Layout
+from firstlight.plan.numbers import experts_of, top_k_of
 from firstlight.plan.resident import StageWeights
 from firstlight.plan.situation import Situation
 
@@ -58,23 +59,23 @@ def decode_bound(s: Situation, layout: Layout, stages: list[StageWeights]) -> Fi
 def touched_bytes(s: Situation, layout: Layout, stage: StageWeights) -> float:
     """Bytes of one rank that one token reads: all but the embedding table, of the routed experts only the chosen ones."""
     config = s.checkpoint.config
-    experts = config.get("n_routed_experts") or config.get("num_experts") or config.get("num_local_experts")
+    experts = experts_of(config)
     routed = stage.by_role.get("routed_experts", 0)
     idle = stage.by_role.get("embedding", 0) + stage.by_role.get("vision", 0) + stage.by_role.get("projector", 0)
     rest = stage.tensors - routed - idle
-    top_k = int(config.get("num_experts_per_tok") or config.get("experts_per_token") or 1)
+    top_k = top_k_of(config)
     if not experts:
         return rest
     if layout.enable_expert_parallel:
-        local = max(int(experts) // layout.expert_ways, 1)
+        local = max(experts // layout.expert_ways, 1)
         return rest + routed * min(max(top_k / layout.expert_ways, 1), local) / local
-    return rest + routed * top_k / int(experts)
+    return rest + routed * top_k / experts
 
 
 def communication_seconds(s: Situation, layout: Layout) -> float:
     """Two collectives a layer over the ranks that share it (experts: over TP x DP), one hop between stages."""
     config, layers = s.checkpoint.config, s.checkpoint.num_hidden_layers or 0
-    experts = config.get("n_routed_experts") or config.get("num_experts") or config.get("num_local_experts")
+    experts = experts_of(config)
     ranks = layout.expert_ways if experts else layout.tensor_parallel_size
     each = ALL_REDUCE_SECONDS["nvlink" if s.has_nvlink else "pcie"] * max(ranks - 1, 0).bit_length() ** 0.5
     if ranks > len(s.gpus):

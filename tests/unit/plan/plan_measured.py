@@ -12,6 +12,7 @@ from firstlight.core.intent import Intent, Pins
 from firstlight.core.machine import Accelerator, Machine
 from firstlight.core.plan import EngineRef, PlanSet
 from firstlight.core.units import GIB
+from firstlight.plan.flags import pins_from_args
 from firstlight.plan.plan import plan
 
 
@@ -42,7 +43,7 @@ class Promise(NamedTuple):
 
 def machine_of(row: dict[str, Any]) -> Machine:
     """The row's GPUs with the total that its log printed."""
-    count = row["tp"] * row.get("pp", 1)
+    count = row["tp"] * row.get("pp", 1) * row.get("dp", 1)
     if row["gpu"] == "t4":
         gpu = Accelerator(index=0, name="Tesla T4", sm=75)
         machine = Machine(hostname="1xt4", accelerators=[msgspec.structs.replace(gpu, index=i) for i in range(count)])
@@ -57,10 +58,16 @@ def machine_of(row: dict[str, Any]) -> Machine:
 def planned(row: dict[str, Any]) -> PlanSet:
     """The row's own setup: what it does not say was the release's default."""
     machine = machine_of(row)
-    gpu = machine.accelerators[0]
+    pins = pins_from_args(row["args"]) if "args" in row else _stated(row, machine.accelerators[0])
+    engine = EngineRef(name="vllm", version=row["engine"])
+    return plan(checkpoint(row["model"]), machine, Intent(model=row["model"], pins=pins), engine=engine)
+
+
+def _stated(row: dict[str, Any], gpu: Accelerator) -> Pins:
+    """A public figure's setup in the row's own words."""
     terms = memory_terms(row["engine"])
     kind = terms.gpu_class(gpu.cuda_total_bytes or 0, gpu.name)
-    pins = Pins(
+    return Pins(
         tensor_parallel_size=row["tp"],
         pipeline_parallel_size=row.get("pp"),
         enable_expert_parallel=row.get("ep"),
@@ -69,9 +76,9 @@ def planned(row: dict[str, Any]) -> PlanSet:
         max_num_seqs=row.get("max_num_seqs") or terms.max_num_seqs[kind],
         max_num_batched_tokens=row.get("max_num_batched_tokens") or terms.max_num_batched_tokens[kind],
         enforce_eager=row.get("eager"),
+        language_model_only=row.get("language_model_only"),
+        speculative_config=row.get("speculative_config"),
     )
-    engine = EngineRef(name="vllm", version=row["engine"])
-    return plan(checkpoint(row["model"]), machine, Intent(model=row["model"], pins=pins), engine=engine)
 
 
 def promise(row: dict[str, Any]) -> Promise:

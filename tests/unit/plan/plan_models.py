@@ -1,6 +1,8 @@
 """Checkpoints of published models from the shape table in tests/data/plan: config alone, no files."""
 
+import importlib.util
 import json
+import tempfile
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -9,8 +11,12 @@ import msgspec
 from plan_shapes import groups_from_config
 
 from firstlight.core.checkpoint import Checkpoint, KvCacheGroup, QuantSpec
+from firstlight.inspect.checkpoint import inspect
+from firstlight.inspect.sources import open_source
+from firstlight.probe.hosts import open_host
 
 DATA = Path(__file__).parents[2] / "data" / "plan"
+GPU_MODELS = Path(__file__).parents[3] / "bench" / "gpu" / "models.py"
 KIMI: dict[str, Any] = {
     "model_type": "deepseek_v3",
     "hidden_size": 7168,
@@ -66,8 +72,12 @@ def rows(name: str) -> list[dict[str, Any]]:
 
 @cache
 def checkpoint(name: str) -> Checkpoint:
-    """A config-only checkpoint; KV groups as the architecture has them."""
+    """A config-only checkpoint: from the table's shapes by hand, or a whole config through inspect (`gpu/NAME`: bench/gpu/models.py)."""
+    if name.startswith("gpu/"):
+        return inspected(name, *gpu_model(name.removeprefix("gpu/")))
     row = table()[name]
+    if "whole_config" in row:
+        return inspected(name, row["whole_config"])
     config = dict(KIMI, num_hidden_layers=row["layers"]) if row.get("family") == "kimi" else dict(row["config"])
     config["model_type"] = row.get("model_type", config["model_type"])
     if row.get("vision"):
@@ -93,6 +103,32 @@ def checkpoint(name: str) -> Checkpoint:
         modalities=["text", "image"] if row.get("vision") else ["text"],
     )
     return msgspec.structs.replace(made, tensor_groups=groups_from_config(made))
+
+
+def raw_config(name: str) -> dict[str, Any] | None:
+    """config.json as it stands, where a model is known by its whole config."""
+    return gpu_model(name.removeprefix("gpu/"))[0] if name.startswith("gpu/") else table()[name].get("whole_config")
+
+
+def gpu_model(name: str) -> tuple[dict[str, Any], dict[str, Any] | None]:
+    """(config, quantization config) of a folder that was started on a GPU."""
+    spec = importlib.util.spec_from_file_location("gpu_models", GPU_MODELS)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    made = module.MODELS[name]()
+    return made if isinstance(made, tuple) else (made, None)
+
+
+def inspected(name: str, config: dict[str, Any], quant: dict[str, Any] | None = None) -> Checkpoint:
+    """What inspect derives from a folder that has nothing but configs."""
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "config.json").write_text(json.dumps(config))
+        if quant:
+            (Path(folder) / "hf_quant_config.json").write_text(json.dumps(quant))
+        found = inspect(open_source(folder, open_host("local")))
+    return msgspec.structs.replace(found, ref=name, name=name, path=None)
 
 
 def kv_groups(config: dict[str, Any], row: dict[str, Any]) -> list[KvCacheGroup]:

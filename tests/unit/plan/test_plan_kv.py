@@ -91,3 +91,22 @@ def test_the_first_users_pool_in_bytes() -> None:
     found = promise(row)
     assert found.covered
     assert abs(found.pool_error) < 0.04
+
+
+def test_a_pipeline_stage_holds_neither_anothers_sampler_nor_communication_for_tensors() -> None:
+    """Two H200s, Llama-3.1-8B: PP2 left 120.15 GiB for the cache, TP2 119.70."""
+    rows_ = {row["case"].split(": ")[-1]: promise(row) for row in rows("kv") if "case" in row}
+    pipeline, tensor = rows_["llama8b-pp2-eager"], rows_["llama8b-tp2-eager"]
+    assert pipeline.covered
+    assert tensor.covered
+    assert (pipeline.pool.mid or 0) > (tensor.pool.mid or 0)
+
+
+def test_every_start_that_was_measured_on_a_gpu_is_a_row() -> None:
+    import subprocess
+    import sys
+    from pathlib import Path
+
+    tool = Path(__file__).parents[3] / "tools" / "feed_rows.py"
+    done = subprocess.run([sys.executable, str(tool), "--check"], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout

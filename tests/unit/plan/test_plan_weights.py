@@ -1,5 +1,7 @@
 """Resident bytes against what engines reported, and the rules that make them."""
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -10,11 +12,12 @@ from firstlight.core.checkpoint import QuantSpec, TensorGroup
 from firstlight.core.units import GIB, MIB
 from firstlight.plan.allocator import allocated_bytes
 from firstlight.plan.layouts import Layout, stage_layers
-from firstlight.plan.resident import Options, Resident, rope_bytes, weights_by_stage
+from firstlight.plan.resident import Options, Resident, weights_by_stage
+from firstlight.plan.rope import rope_bytes
 
 
 @pytest.mark.parametrize("row", rows("weights"), ids=lambda r: f"{r['model']}-tp{r['tp']}-{r['engine']}")
-def test_weights_are_within_the_tolerance_of_what_the_engine_reported(row: dict[str, float]) -> None:
+def test_weights_are_within_the_tolerance_of_what_the_engine_reported(row: dict[str, Any]) -> None:
     found = promise(row)
     assert found.measured_weights is not None
     assert (found.weights.mid or 0) / found.measured_weights == pytest.approx(1, abs=row["tolerance"])
@@ -99,7 +102,41 @@ def test_nvfp4_scales_are_padded_for_swizzling() -> None:
 
 def test_multimodal_rope_tables_are_four_times_as_long() -> None:
     config = {"max_position_embeddings": 1000, "head_dim": 128, "hidden_size": 1, "rope_scaling": {"mrope_section": [1, 1, 1]}}
-    assert rope_bytes(config, None) == 4 * rope_bytes(config | {"rope_scaling": None}, None) == 4 * 1000 * 128 * 2
+    assert rope_bytes(config) == 4 * rope_bytes(config | {"rope_scaling": None}) == 4 * 1000 * 128 * 2
+
+
+GEMMA = {"model_type": "gemma3_text", "max_position_embeddings": 1000, "head_dim": 128}
+LATENT = {"max_position_embeddings": 1000, "qk_rope_head_dim": 64, "head_dim": 128}
+
+
+@pytest.mark.parametrize(
+    ("config", "numbers"),
+    [
+        (GEMMA, 1000 * 128),  # two equal tables are one
+        (GEMMA | {"rope_scaling": {"rope_type": "linear", "factor": 8.0}}, 8000 * 128 + 1000 * 128),
+        (LATENT | {"rope_scaling": {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 500}}, 2000 * 64),
+        (LATENT | {"rope_scaling": {"rope_type": "longrope", "original_max_position_embeddings": 100}}, 1100 * 64),
+        ({"max_position_embeddings": 1000, "head_dim": 256, "partial_rotary_factor": 0.25}, 1000 * 64),
+        ({"max_position_embeddings": 1000, "head_dim": 128, "rotary_dim": 64}, 1000 * 64),
+        ({"max_position_embeddings": 1000, "head_dim": 128, "model_type": "nemotron_h"}, 0),
+        ({"max_position_embeddings": 1000, "hidden_size": 512, "num_attention_heads": 0}, 0),
+        ({"max_position_embeddings": float("nan"), "head_dim": "wide", "rope_scaling": [1]}, 0),
+        (
+            {
+                "max_position_embeddings": 1000,
+                "head_dim": 256,
+                "global_head_dim": 512,
+                "rope_parameters": {
+                    "full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.25},
+                    "sliding_attention": {"rope_type": "default"},
+                },
+            },
+            1000 * 512 + 1000 * 256,
+        ),
+    ],
+)
+def test_rope_tables_are_as_long_and_as_wide_as_the_engine_makes_them(config: dict[str, object], numbers: int) -> None:
+    assert rope_bytes(config) == 2 * numbers
 
 
 @pytest.mark.parametrize(("layers", "stages", "sizes"), [(61, 2, [31, 30]), (92, 3, [31, 31, 30]), (62, 4, [15, 16, 16, 15]), (8, 1, [8])])
