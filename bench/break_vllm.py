@@ -128,6 +128,8 @@ def send(process: str, mark: str, number: signal.Signals) -> Callable[[int, str]
     return act
 
 
+KILLED = ("process-killed", "process-vanished", "host-ram-oom")
+
 CASES = [
     Case("flag-unknown", ("flag-unknown",), ("--no-such-flag",)),
     Case("flag-value", ("flag-value-invalid",), ("--dtype", "float12")),
@@ -222,12 +224,12 @@ CASES = [
         prefix=("unshare", "-m", "bash", "-c", 'mkdir -p /mnt/fl-full; mount -t tmpfs -o size=64k none /mnt/fl-full; exec "$@"', "_"),
         eager=False,
     ),
-    Case("engine-killed", ("process-killed", "host-ram-oom"), during=send("EngineCore", "Initializing a V1", signal.SIGKILL)),
-    Case("worker-killed", ("process-killed", "host-ram-oom"), during=send("Worker", "Starting to load", signal.SIGKILL)),
-    Case("worker-segfault", ("process-crashed",), during=send("Worker", "Starting to load", signal.SIGSEGV)),
+    Case("engine-killed", KILLED, during=send("EngineCore", "Initializing a V1", signal.SIGKILL)),
+    Case("worker-killed", KILLED, during=send("Worker", "Starting to load", signal.SIGKILL)),
+    Case("worker-segfault", ("process-crashed", "process-vanished"), during=send("Worker", "Starting to load", signal.SIGSEGV)),
     Case(
         "worker-killed-serving",
-        ("process-killed", "host-ram-oom"),
+        KILLED,
         during=send("Worker", "Application startup complete", signal.SIGKILL),
         outcome="serving-failed",
     ),

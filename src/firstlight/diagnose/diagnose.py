@@ -7,7 +7,7 @@ from typing import Any
 from firstlight.catalog.rules import Rule, version_within
 from firstlight.core.diagnosis import Cause, Diagnosis, Evidence, Remedy, Safety, Unknown
 from firstlight.diagnose.decide import Decision, Judged, decide
-from firstlight.diagnose.exits import by_exit
+from firstlight.diagnose.exits import by_exit, first_error
 from firstlight.diagnose.log import LogReader, read
 from firstlight.diagnose.remedies import remedies_of
 from firstlight.diagnose.units import Unit, template
@@ -69,7 +69,11 @@ def _cause(
     if decision.outcome not in ("failed", "serving-failed"):
         return None, [], None
     cause, remedies = by_exit(reader, exit_status, facts, context)
-    return cause, remedies, _last_words(reader) if cause.code == "cause-not-visible" else None
+    if cause.code != "cause-not-visible":
+        return cause, remedies, None
+    if error := first_error(reader):
+        return None, [_report()], _unknown(error, reader.rules)
+    return cause, remedies, _last_words(reader)
 
 
 def _generation(text: str) -> dict[str, int]:
@@ -128,10 +132,7 @@ def _unknown(unit: Unit, rules: Sequence[Rule]) -> Unknown:
 
 
 def _last_words(reader: LogReader) -> Unknown | None:
-    """Where no exception was printed: the last error line, else the last line that says something."""
-    errors = [s.unit for s in reader.seen if s.unit.logged in ("ERROR", "CRITICAL") and not s.matches]
-    if errors:
-        return _unknown(errors[0], reader.rules)
+    """Where no error was printed either: the last line that says something."""
     return Unknown(first_exception=None, template=template(reader.last_lines[-1][1])) if reader.last_lines else None
 
 

@@ -8,6 +8,7 @@ from firstlight.catalog.rules import Rule, rule_of
 from firstlight.core.diagnosis import Cause, Evidence, Remedy
 from firstlight.diagnose.log import LogReader
 from firstlight.diagnose.remedies import remedies_of
+from firstlight.diagnose.units import Unit, level_of
 
 _SIGNALS = {4: "SIGILL", 6: "SIGABRT", 7: "SIGBUS", 8: "SIGFPE", 9: "SIGKILL", 11: "SIGSEGV", 15: "SIGTERM"}
 _CRASHES = frozenset({4, 6, 7, 8, 11})
@@ -55,7 +56,25 @@ def by_exit(reader: LogReader, exit_status: int | None, facts: dict[str, Any], c
     if reader.frame_line is not None and any("load_model" in text for text in reader.frame_texts):
         torn = Evidence(line=reader.frame_line, text=reader.frame_texts[-1].strip(), worker=None)
         return _made(rule_of("workerproc-load-failed-unknown"), [torn], facts)
+    if _vanished(reader):
+        return _made(rule_of("process-vanished"), seen, facts)
     return _made(rule_of("cause-not-visible"), seen or _last(reader), facts)
+
+
+def first_error(reader: LogReader) -> Unit | None:
+    """The first line that was printed as an error, or by native code as one, and that no rule knows."""
+    return next((s.unit for s in reader.seen if not s.matches and s.unit.kind == "line"), None)
+
+
+def _vanished(reader: LogReader) -> bool:
+    """Whether a worker or the engine core was there, printed no error of its own, and was found dead: it was killed or it crashed.
+
+    Only where the log holds the start; a status that a process chose itself (1, 2) means that it said something somewhere.
+    """
+    below = [worker for worker in reader.phases if level_of(worker) < 2]
+    chose = any(0 < int(c) < 128 for d in reader.died if (m := _FAILED_PROCS.search(d.text)) for c in _CODE.findall(m["procs"]))
+    spoke = any(not any(m.rule.role == "wrapper" for m in s.matches) for s in reader.seen if level_of(s.unit.worker) < 2)
+    return bool(reader.starts and below and reader.died) and not chose and not spoke and first_error(reader) is None
 
 
 def _told_to_stop(reader: LogReader, signal: int | None) -> bool:

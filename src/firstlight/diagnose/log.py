@@ -4,13 +4,13 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from firstlight.catalog.milestones import RANK, Field, Milestones, load_milestones, typed
 from firstlight.catalog.rules import Gate, Rule, builtin_rules, version_within
 from firstlight.core.diagnosis import Benign
 from firstlight.diagnose.remedies import value_of
-from firstlight.diagnose.units import Collector, Unit, template
+from firstlight.diagnose.units import Collector, Unit, essence, level_of, template
 from firstlight.engines.lines import Line, Splitter, parse
 
 ENGINES = ("vllm", "llamacpp", "sglang")
@@ -28,6 +28,11 @@ _TROUBLE = re.compile(
     r"|\bfault\b|SIG[A-Z]{3,4} received|not implemented|\brequires\b|crash|exited with",
     re.IGNORECASE,
 )
+_NATIVE = re.compile(
+    r"(?:ggml|gguf|llama|clip|mtmd|common|sycl|vk|hip)\w*:? [^\n]*\b(?:error|fail(?:ed|ure)|fatal|abort|exception)\b"
+    r"|(?:fatal|FATAL|terminate called|Native API failed|[Ee]xception|[Ee]rror)\b[^\n]*:",
+)
+_ANSWERED = re.compile(r'"(?:GET|POST) /\S* HTTP/1\.\d" \d{3}')
 _FRAME = re.compile(r'Traceback|\s*(?:File "|\^|~)|\s{4,}\S')
 
 
@@ -67,6 +72,7 @@ class LogReader:
         self.seen: list[Seen] = []
         self.ready_line: int | None = None
         self.stop_line: int | None = None
+        self.answer_line: int | None = None
         self.signal: Death | None = None
         self.died: list[Death] = []
         self.waits: list[int] = []
@@ -91,7 +97,19 @@ class LogReader:
         self._pieces(self._splitter.close())
         for unit in self._collector.close():
             self._unit(unit)
+        self._answers_are_ready()
         self._take_back_ready()
+
+    def _answers_are_ready(self) -> None:
+        """An access log: who answers requests is up, also where the paste begins later than `ready`; not where its engine had died."""
+        at = self.answer_line
+        if at is None or self.ready_line is not None or any(d.line < at for d in self.died):
+            return
+        if any(s.unit.kind == "exception" and s.unit.line < at and level_of(s.unit.worker) != 2 for s in self.seen):
+            return
+        self.ready_line = at
+        for seen in self.seen:
+            seen.unit.phase = "serving" if seen.unit.line > at else seen.unit.phase
 
     def _take_back_ready(self) -> None:
         """A server that says it is up before it binds its port was not ready when the binding fails."""
@@ -123,6 +141,8 @@ class LogReader:
     def _line(self, line: Line) -> None:
         self.lines = line.number
         text = line.text
+        if self.answer_line is None and self.ready_line is None and line.level == "INFO" and _ANSWERED.search(text):
+            self.answer_line = line.number
         quiet = line.level in _QUIET and not text.startswith("Traceback")
         if self._milestone(line) or quiet:
             if quiet:
@@ -171,7 +191,7 @@ class LogReader:
         """A banner behind an ending: the service was started again; what was before belongs to an earlier attempt."""
         if self.died or self.stop_line or self.ready_line or any(s.unit.kind == "exception" for s in self.seen):
             self.seen, self._index, self.moves, self.died, self.waits = [], {}, [], [], []
-            self.ready_line = self.stop_line = self.frame_line = self.signal = None
+            self.ready_line = self.stop_line = self.answer_line = self.frame_line = self.signal = None
             self.phases, self.phase = {}, "spawned"
         if not self.moves:
             self.starts += 1
@@ -219,13 +239,22 @@ class LogReader:
                 known.others.append(unit)
             return
         matches = self._matches(unit)
-        if not matches and unit.kind == "line" and unit.logged not in ("ERROR", "CRITICAL"):
+        if not matches and unit.kind == "line" and unit.logged not in _LOUD and not _NATIVE.match(unit.text):
             return
         if len(self.seen) < UNITS_KEPT or (matches and len(self.seen) < 2 * UNITS_KEPT):
             self._index[key] = seen = Seen(unit=unit, matches=matches, others=[])
             self.seen.append(seen)
 
     def _matches(self, unit: Unit) -> list[Match]:
+        """What the rules say of a unit, and of the error that it only carries on; a wrapper that quotes one is read for it."""
+        found = self._matches_of(unit)
+        carried = essence(unit.text)
+        if carried is None:
+            return found
+        inner = self._matches_of(structs.replace(unit, text=carried))
+        return [m for m in found if m.rule.role != "wrapper"] + [m for m in inner if m.rule.role != "wrapper"]
+
+    def _matches_of(self, unit: Unit) -> list[Match]:
         found = []
         plain = unit.kind == "line" and unit.logged is None and not _TROUBLE.search(unit.text)
         for rule in self.rules:

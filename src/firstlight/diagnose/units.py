@@ -22,6 +22,19 @@ _IN_TRACEBACK = re.compile(r"(?P<type>(?:[A-Za-z_]\w*\.)*[A-Za-z_]\w*)(?:\([\w.]
 _CAUSE = "The above exception was the direct cause of the following exception"
 _CONTEXT = "During handling of the above exception, another exception occurred"
 _GROUP = re.compile(r"^[ |+-]*\|? ?")
+_FRAME = re.compile(r'\s{0,8}File "[^"]+", line \d+(?:, in \S|,$|$)')
+_QUOTED = re.compile(r"(?:[Ww]orker |RPC |)[Ff]ailed with error ['\"](?P<message>.+?)['\"]?(?:, please check the stack trace|$)", re.DOTALL)
+_REFUSED = re.compile(
+    r"validation errors? for \w+\s+(?:[\w.-]+\s+)?(?:Value|Assertion) (?:error|failed), (?P<message>.+?)(?: \[type=|$)", re.DOTALL
+)
+
+
+def essence(text: str) -> str | None:
+    """The error that a message only carries on: a worker's, quoted by the engine core, or a check's inside pydantic's report."""
+    if m := _QUOTED.search(text):
+        return f"RuntimeError: {m['message']}" if m["message"].strip("'\" ") else None
+    m = _REFUSED.search(text)
+    return f"ValueError: {m['message']}" if m else None
 
 
 class Unit(Struct, kw_only=True):
@@ -30,6 +43,7 @@ class Unit(Struct, kw_only=True):
     kind: `exception` or `line`. text: `Type: message` with the message's further lines. frames: the traceback's lines, oldest first.
     chain: units of one `raise from` or `during handling` chain share it; order: place in the chain, 0 is the first raised.
     logged: its level where it came through the logger (an INFO or WARNING traceback was handled by the engine).
+    carried: its message went on in lines without the process's prefix.
     """
 
     kind: str
@@ -44,6 +58,7 @@ class Unit(Struct, kw_only=True):
     source: str | None = None
     phase: str | None = None
     last_line: int = 0
+    carried: bool = False
 
     @property
     def head(self) -> str:
@@ -75,9 +90,10 @@ class Collector:
     def __init__(self) -> None:
         self._streams: dict[str | None, _Stream] = {}
         self._chains = 0
+        self._latest: _Stream | None = None
 
     def feed(self, line: Line) -> list[Unit]:
-        stream = self._streams.get(line.worker)
+        stream = self._stream_that_waits(line) or self._streams.get(line.worker)
         if stream is None:
             self._forget_idle()
             stream = self._streams[line.worker] = _Stream()
@@ -93,6 +109,16 @@ class Collector:
         if stream.open:
             return self._inside(stream, line, text)
         return self._after(stream, line, text)
+
+    def _stream_that_waits(self, line: Line) -> _Stream | None:
+        """A line without any prefix right behind an exception of a named process: its message goes on there, where it has none yet."""
+        latest = self._latest
+        if latest is None or latest.unit is None or line.worker is not None or line.header or not line.text.strip():
+            return None
+        unit = latest.unit
+        empty = unit.text.rstrip().endswith((":", ","))
+        indented = line.text[:1] == " " and not _FRAME.match(line.text) and unit.logged is None
+        return latest if line.number == unit.last_line + 1 and (empty or indented or unit.carried) else None
 
     def close(self) -> list[Unit]:
         """Units still open at the end of the log, in printed order."""
@@ -114,6 +140,12 @@ class Collector:
             self._chains += 1
             stream.chain, stream.order = self._chains, 0
         stream.linked = False
+
+    def _torn_open(self, stream: _Stream, line: Line, text: str) -> list[Unit]:
+        """A frame without the beginning of its traceback: the paste starts in the middle."""
+        self._begin(stream, line)
+        stream.indent = 0
+        return self._inside(stream, line, text)
 
     def _inside(self, stream: _Stream, line: Line, text: str) -> list[Unit]:
         stripped = text.lstrip(" ")
@@ -139,6 +171,7 @@ class Collector:
             return []
         stream.open = False
         stream.unit = self._unit(stream, line, text, m["type"].split(".")[-1] if m else None)
+        self._latest = stream
         return []
 
     def _after(self, stream: _Stream, line: Line, text: str) -> list[Unit]:
@@ -161,14 +194,20 @@ class Collector:
                 stream.order += 1
             stream.source = line.source
             stream.unit = self._unit(stream, line, stripped, m["type"].split("(")[0].split(".")[-1])
+            self._latest = stream
             return done
         if stripped:
             stream.linked = False
-        if text.startswith(("    ", '  File "')) or stripped.startswith(("raise ", "^^^^")):
+        if _FRAME.match(text):
+            return [*done, *self._torn_open(stream, line, text)]
+        if text.startswith("    ") or stripped.startswith(("raise ", "^^^^")):
             return done
         return done + ([self._plain(line, stripped)] if stripped else [])
 
     def _continues(self, stream: _Stream, unit: Unit, line: Line, stripped: str) -> bool:
+        if line.worker is None and unit.worker is not None and self._latest is stream and not line.header:
+            unit.carried = True
+            return unit.text.count("\n") < MESSAGE_LINES
         if unit.text.count("\n") >= MESSAGE_LINES or stripped.startswith(("Process ", "[rank", "INFO:", "ERROR:", "nanobind:")):
             return False
         if unit.logged is None:
@@ -178,7 +217,7 @@ class Collector:
     def _extend(self, unit: Unit, line: Line, text: str) -> None:
         unit.last_line = line.number
         if text.strip() and len(unit.text) < MESSAGE_CHARS:
-            unit.text += "\n" + text.rstrip()[:2000]
+            unit.text += " " + text.strip()[:2000] if unit.text.endswith(":") and "\n" not in unit.text else "\n" + text.rstrip()[:2000]
 
     def _unit(self, stream: _Stream, line: Line, text: str, type_: str | None) -> Unit:
         return Unit(

@@ -98,6 +98,7 @@ _LEVELS = r"(?:DEBUG|INFO|WARNING|WARN|ERROR|CRITICAL|FATAL)"
 _NAMED = re.compile(
     r"\((?P<name>[A-Za-z_][^()=]*(?:\([^()]*(?:\([^()]*\))?\))?)?(?P<rank> rank=\d+)?,? ?pid=(?P<pid>\d+)(?:, ip=(?P<ip>[\w.:]+))?\) ?"
 )
+_UNNUMBERED = re.compile(r"\((?P<name>(?:APIServer|EngineCore|Worker)\w*)\) ")
 _HEADER = re.compile(
     rf"(?P<level>{_LEVELS})[: ]\s*(?:(?P<stamp>(?:\d{{4}}-)?\d\d-\d\d[ T]\d\d:\d\d:\d\d(?:[.,]\d+)?)\s+)?"
     r"\[?(?P<source>[\w./<>-]+\.(?:py|pyx|cc|cpp)(?::\d+)?)\]\s?"
@@ -194,6 +195,8 @@ def _peel(raw: str) -> tuple[int, str | None, int | None, str | None]:
             break
         if raw[at] == "(" and (m := _NAMED.match(raw, at)):
             name, pid = _process(m), int(m["pid"])
+        elif raw[at] == "(" and (m := _UNNUMBERED.match(raw, at)):
+            name = m["name"]
         elif raw[at] == "[" and (m := _SHELL.match(raw, at)):
             pass
         elif raw[at] == "[" and (m := _SGLANG.match(raw, at)):

@@ -6,6 +6,7 @@ import pytest
 
 from firstlight.app.rule_logs import run_rule_logs
 from firstlight.catalog.rules import builtin_rules
+from firstlight.diagnose.log import read
 
 FOLDER = Path(__file__).parents[2] / "rules"
 CODES = sorted({r.code for r in builtin_rules()})
@@ -17,6 +18,18 @@ def test_hits_and_misses(code: str) -> None:
     kinds = {Path(r.path).name.split("-")[0] for r in results}
     assert kinds == {"hit", "miss"}, f"{code} needs hit-*.log and miss-*.log"
     assert [f"{r.path}: {r.found}" for r in results if not r.right] == []
+
+
+def test_every_rule_is_hit_by_a_log() -> None:
+    """Several rules share a code: each of them has a log in which it matches."""
+    hit: set[int] = set()
+    benign: set[str] = set()
+    for path in sorted(FOLDER.glob("*/hit-*.log")):
+        reader = read(path.read_bytes(), None, None)
+        hit |= {id(match.rule) for seen in reader.seen for match in seen.matches}
+        benign |= set(reader.benign)
+    rules = [r for r in builtin_rules() if r.role != "exit" and r.code not in benign]
+    assert [f"{r.code}: {r.match[0].regex.pattern}" for r in rules if id(r) not in hit] == []
 
 
 def test_every_rule_says_what_it_means_and_where_it_comes_from() -> None:

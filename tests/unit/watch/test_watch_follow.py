@@ -13,7 +13,11 @@ from firstlight.watch.state import EngineLog, LogEvent
 
 
 class FileHost:
-    """The two methods of a Host that following a file needs."""
+    """What of a Host following a file needs."""
+
+    is_local = True
+
+    is_local = True
 
     def stat(self, path: str) -> FileInfo | None:
         file = Path(path)
