@@ -19,7 +19,7 @@ LOOK_SECONDS_ELSEWHERE = 0.5  # every look at another host is a command there
 SAMPLE_SECONDS = 5.0
 BEAT_SECONDS = 2.0
 CHUNK = 1 << 20
-OVER = frozenset({"ready", "failed", "stopped"})
+OVER = frozenset({"ready", "serving", "failed", "stopped"})
 
 
 class Samples(Protocol):
