@@ -18,6 +18,7 @@ from firstlight.app.ending import end
 from firstlight.app.notifying import NotifyProgress
 from firstlight.app.progress import Board, PlainProgress
 from firstlight.app.reconcile import reconcile
+from firstlight.app.remotecode import RECORD, refuse_changed_code
 from firstlight.app.services import STRUCTS, ServiceRecord, read_record
 from firstlight.app.session import Session, UpOptions
 from firstlight.app.stages import prove, start, watching
@@ -240,7 +241,7 @@ def with_credential(spec: LaunchSpec, folder: str | None) -> LaunchSpec:
 def _open_run(session: Session, folder: Path) -> None:
     """A run folder like that of any `up`, so that every verb works on a service as well."""
     session.folder = session.emitter.folder = session.store.create(name=session.name, model=session.intent.model, host="local")
-    for name in STRUCTS:
+    for name in (*STRUCTS, RECORD):
         if name != "verdict.json" and (folder / name).exists():
             session.folder.write(name, (folder / name).read_bytes())
 
@@ -255,6 +256,7 @@ async def _launch(session: Session) -> str:
     """The verified launch, exactly. Restarts are systemd's: two that restart would hide each other's crash loops."""
     assert session.folder is not None
     assert session.launch is not None
+    refuse_changed_code(session.folder.path / RECORD, session.checkpoint.path if session.checkpoint else None)
     seconds = Notifier.from_environment(os.environ, os.getpid()).watchdog_seconds or 180.0
     options = Options(restart=Restart(policy="never"), liveness=Alive(interval_seconds=seconds / 6, patience_seconds=seconds * 2 / 3))
     session.save(session.launch, f"attempts/{session.attempt}/launch.json")

@@ -10,6 +10,7 @@ from pathlib import Path
 from msgspec import Struct
 
 from firstlight.app.places import config_folder
+from firstlight.app.remotecode import RECORD
 from firstlight.app.store import RunFolder
 from firstlight.core.errors import FirstlightError, UsageError
 from firstlight.core.ids import slug
@@ -126,7 +127,7 @@ def copy_structs(source: RunFolder, target: Path) -> None:
         target.mkdir(parents=True, mode=0o755, exist_ok=True)
     except OSError as e:
         raise unwritable(target, e) from None
-    for name in STRUCTS:
+    for name in (*STRUCTS, RECORD):
         if (source.path / name).exists():
             RunFolder(target).write(name, (source.path / name).read_bytes())
 

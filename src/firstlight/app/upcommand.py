@@ -23,6 +23,7 @@ from firstlight.core.ids import slug
 from firstlight.core.intent import Intent
 from firstlight.core.saved import SavedPlan
 from firstlight.deploy.notify import Notifier
+from firstlight.engines.command import refuse_secret_variables, refuse_secrets
 
 
 def run_up(model: str | None, output: str, options: dict[str, Any], planning: Planning, *, saved: SavedPlan | None = None) -> int:
@@ -80,6 +81,9 @@ def _intent(options: dict[str, Any], intent: Intent) -> Intent:
             f"{options['bind']} is reachable by others, and no key was given",
             hint="--generate-key, --api-key-file FILE, or --allow-open if everybody may use it",
         )
+    env = dict(_pair(p) for p in options["env"])
+    refuse_secrets(intent.extra_args)
+    refuse_secret_variables(env)
     return msgspec.structs.replace(
         intent,
         model=_absolute(intent.model),
@@ -91,7 +95,7 @@ def _intent(options: dict[str, Any], intent: Intent) -> Intent:
         api_key_file=key_file and os.path.abspath(key_file),
         allow_open=options["allow_open"],
         gpus=_gpus(options["gpus"]),
-        env=dict(_pair(p) for p in options["env"]),
+        env=env,
     )
 
 

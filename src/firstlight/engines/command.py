@@ -1,7 +1,7 @@
 """What adapters share: a launch as text that can be pasted, and secrets kept out of arguments."""
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from firstlight.core.errors import UsageError
 from firstlight.core.intent import Intent
@@ -21,10 +21,28 @@ def shell_command(spec: LaunchSpec) -> str:
     return f"cd {shlex.quote(spec.cwd)} && {line}" if spec.cwd else line
 
 
-def refuse_secrets(extra_args: Sequence[str], options: Sequence[str]) -> None:
+SECRET_OPTIONS = ("--api-key", "--hf-token", "-hft")
+_SHORTEST = len("--api")  # engines take an option's beginning for the option
+_SECRET_WORDS = frozenset({"KEY", "APIKEY", "TOKEN", "SECRET", "PASSWORD", "PASSWD"})
+
+
+def refuse_secret_variables(env: Mapping[str, str]) -> None:
+    """`--env` ends in the run's documents and in whatever is rendered from them. Raises UsageError `secret-in-environment`."""
+    for name in env:
+        if _SECRET_WORDS & set(name.upper().split("_")):
+            raise UsageError(
+                "secret-in-environment",
+                f"{name} looks like a secret, and variables are written into the run's documents",
+                evidence=(f"--env {name}=…",),
+                hint="--api-key-file FILE for the endpoint's key; HF_TOKEN is read from your own environment",
+            )
+
+
+def refuse_secrets(extra_args: Sequence[str], options: Sequence[str] = SECRET_OPTIONS) -> None:
     """Arguments are visible to every user of the machine. Raises UsageError `secret-in-arguments`."""
     for word in extra_args:
-        if word.partition("=")[0] in options:
+        name = word.partition("=")[0].replace("_", "-")
+        if name in options or (len(name) >= _SHORTEST and any(o.startswith(name) for o in options)):
             raise UsageError(
                 "secret-in-arguments",
                 "a secret stands among the engine's arguments, where every user of the machine can read it",
