@@ -69,7 +69,7 @@ def alive(pid: int) -> bool:
     return state not in "ZX"
 
 
-def wait_for(what: Any, seconds: float = 30.0) -> Any:
+def wait_for(what: Any, seconds: float = 90.0) -> Any:
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         if found := what():

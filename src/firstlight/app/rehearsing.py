@@ -156,12 +156,12 @@ def _watch(client: SupervisorClient, spec: LaunchSpec, patience: float, version:
     begun, log, data = time.monotonic(), EngineLog(spec.engine, version), b""
     events = _events(client)
     ending: SupervisorEvent | None = None
-    while ending is None and time.monotonic() - begun < patience:
+    gone = False
+    while ending is None and not gone and time.monotonic() - begun < patience:
         try:
             event = events.get(timeout=LOOK_SECONDS)
-            ending = event if event is None or event.kind in ("ready", "died", "failed", "port-stolen") else None
-            if event is None:
-                break
+            gone = event is None
+            ending = event if event is not None and event.kind in ("ready", "died", "failed", "port-stolen") else None
         except queue.Empty:
             pass
         piece = _read(client, len(data))
@@ -173,6 +173,8 @@ def _watch(client: SupervisorClient, spec: LaunchSpec, patience: float, version:
     data += _read(client, len(data))
     if ending is not None and ending.kind == "port-stolen":
         return Observation(ready=False, seconds=seconds, log=data, refusal=f"held by {ending.data.get('holder')}", code=PORT_TAKEN)
+    if gone:
+        return Observation(ready=False, seconds=seconds, log=data, refusal="somebody ended its supervisor", code="supervisor-killed")
     if ending is None:
         return Observation(ready=False, timed_out=True, seconds=seconds, log=data)
     return _failed(client, spec, data, seconds, version, diagnoses, phases=phase_seconds(log))

@@ -215,14 +215,21 @@ class SupervisorClient:
         return self._tool("sweep", timeout=120.0)
 
     def events(self, from_byte: int = 0, *, hold: bool = False) -> Iterator[SupervisorEvent]:
-        """Every event from `from_byte` on, then live ones as they come; ends when the supervisor is gone.
+        """Every event from `from_byte` on, then live ones as they come; ends when the supervisor is gone, and what it wrote last is not lost.
 
         hold: this reader holds the run (see Options.held) for as long as it lives.
         """
+        byte = from_byte
+        for event in self._live_events(from_byte, hold):
+            byte = event.byte
+            yield event
+        yield from self.past_events(byte)  # a supervisor that ends may not have answered us, and has written everything
+
+    def _live_events(self, from_byte: int, hold: bool) -> Iterator[SupervisorEvent]:
+        """What the supervisor sends; nothing where it is gone."""
         try:
             channel = self._connect()
         except HostError:
-            yield from self.past_events(from_byte)
             return
         try:
             channel.send(json.dumps({"op": "events", "from_byte": from_byte, "hold": hold}).encode() + b"\n")

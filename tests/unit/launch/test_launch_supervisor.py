@@ -373,6 +373,28 @@ def test_long_folder_names_and_unicode(runs: Runs) -> None:
     assert client.stop().state == "stopped"
 
 
+class Deaf:
+    """A connection that a supervisor accepted just before it ended: it is closed unanswered."""
+
+    def send(self, data: bytes) -> None:
+        pass
+
+    def receive(self, limit: int = 65536) -> bytes:
+        return b""
+
+    def close(self) -> None:
+        pass
+
+
+def test_a_reader_whom_the_ending_supervisor_did_not_answer_has_its_last_words(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
+    client = runs.start({"steps": [{"exit": 7}]})
+    until(client, "ended")
+    monkeypatch.setattr(client, "_connect", Deaf)
+    found = list(client.events())
+    assert [e.data["returncode"] for e in found if e.kind == "died"] == [7]
+    assert [e.kind for e in client.events(found[-2].byte)] == ["ended"]
+
+
 def test_second_stop_kills(runs: Runs) -> None:
     client = runs.start("deaf", stop_grace_seconds=30.0)
     until(client, "ready")
