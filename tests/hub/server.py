@@ -34,6 +34,7 @@ class Faults:
     too_many_first: int = 0
     too_many_every: int = 0
     retry_after: str = "0"
+    busy_listings: int = 0
     error_first: int = 0
     error_status: int = 503
     no_ranges: bool = False
@@ -138,6 +139,9 @@ class Handler(BaseHTTPRequestHandler):
             return self._tree(rest)
         hub = self.server.hub
         repo, _, revision = rest.partition("/revision/")
+        if hub.faults.busy_listings:
+            hub.faults.busy_listings -= 1
+            return self._fail(429, {"Retry-After": hub.faults.retry_after})
         if not self._allowed() and not hub.faults.gated:
             return self._fail(401, {"X-Error-Code": "RepoNotFound"})
         commit = hub.commit(repo, revision or "main")

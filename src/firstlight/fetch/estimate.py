@@ -13,7 +13,7 @@ from firstlight.core.units import format_bytes
 from firstlight.fetch.archive import present
 from firstlight.fetch.meter import expected_seconds, place_key
 from firstlight.fetch.options import Options
-from firstlight.fetch.prepare import Work, bytes_in_part, cache_root, prepare
+from firstlight.fetch.prepare import Say, Work, bytes_in_part, cache_root, prepare
 from firstlight.fetch.room import room_findings
 from firstlight.fetch.source import Changed, RemoteFile, Retry
 from firstlight.fetch.space import read_space
@@ -24,11 +24,11 @@ WORTH_A_TRY = 10**9
 TRY_SECONDS, TRY_BYTES = 1.0, 64 << 20
 
 
-def measure(ref: str, options: Options, env: Mapping[str, str], stop: threading.Event) -> FetchEstimate:
-    """Blocks. Raises FirstlightError."""
+def measure(ref: str, options: Options, env: Mapping[str, str], stop: threading.Event, say: Say) -> FetchEstimate:
+    """Blocks; say: why it waits. Raises FirstlightError."""
     wire = Wire(env)
     try:
-        work = prepare(ref, options, wire, env, stop=stop)
+        work = prepare(ref, options, wire, env, stop=stop, say=say)
         return _estimate(work, options, env, wire)
     finally:
         wire.close()

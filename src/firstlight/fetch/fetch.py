@@ -3,7 +3,7 @@
 import asyncio
 import os
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 from firstlight.core.fetch import Fetched, FetchEstimate, FetchProgress
@@ -68,11 +68,15 @@ async def estimate(
     exclude: Sequence[str] = (),
     env: Mapping[str, str] | None = None,
     cache: str | None = None,
+    say: Callable[[str], None] = lambda _: None,
 ) -> FetchEstimate:
-    """What `fetch` would move, from metadata alone; nothing is written. Raises FirstlightError as `fetch` does."""
+    """What `fetch` would move, from metadata alone; nothing is written. say: called in a thread with why it waits.
+
+    Raises FirstlightError as `fetch` does.
+    """
     options = Options(destination=destination, include=include, exclude=exclude, cache=cache)
     stop = threading.Event()
     try:
-        return await asyncio.to_thread(partial(measure, ref, options, dict(os.environ if env is None else env), stop))
+        return await asyncio.to_thread(partial(measure, ref, options, dict(os.environ if env is None else env), stop, say))
     finally:
         stop.set()

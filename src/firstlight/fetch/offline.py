@@ -6,6 +6,7 @@ from pathlib import Path
 
 from firstlight.core.errors import HostError
 from firstlight.core.hub import hub_cache, repo_folder
+from firstlight.fetch.manifest import read_manifest
 from firstlight.fetch.source import Listing, RemoteFile
 from firstlight.fetch.sources.hub import split_ref
 
@@ -24,7 +25,17 @@ def offline_listing(ref: str, env: Mapping[str, str]) -> Listing:
     lost = sorted(_indexed(snapshot) - {f.name for f in files})
     if lost:
         raise HostError("offline", f"the cached {repo} lacks {len(lost)} of its shards", evidence=tuple(lost[:8]), hint=HINT)
-    return Listing(ref=ref, source="hub", files=files, name=repo, revision=commit, asked_revision=revision or "main", variant=variant)
+    manifest = read_manifest(folder, f"{commit}.json")
+    return Listing(
+        ref=ref,
+        source="hub",
+        files=files,
+        name=repo,
+        revision=commit,
+        asked_revision=revision or "main",
+        license=manifest.license if manifest else None,
+        variant=variant,
+    )
 
 
 def _commit(folder: Path, revision: str) -> str | None:

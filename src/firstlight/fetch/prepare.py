@@ -26,7 +26,7 @@ from firstlight.fetch.wire import Wire
 
 T = TypeVar("T")
 LISTING_PATIENCE, WITH_A_COPY = 30.0, 10.0
-Say = Callable[[str | None], None]
+Say = Callable[[str], None]
 
 
 @dataclass
@@ -98,7 +98,8 @@ def patiently(call: Callable[[], T], *, stop: threading.Event, say: Say, patienc
             wait = e.after if e.after is not None else backoff_seconds(attempt)
             if time.monotonic() - begun + wait > patience or stop.is_set():
                 raise HostError("network-failed", "the source cannot be asked", evidence=(e.reason,), hint="try again later") from None
-            say(f"{e.reason}; trying again in {wait:.0f} s")
+            if wait >= 1:
+                say(f"{e.reason}; trying again in {wait:.0f} s")
             stop.wait(wait)
 
 

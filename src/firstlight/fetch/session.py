@@ -111,13 +111,15 @@ class Session:
         if self.stop.is_set():
             self._transfer.cancel()
         self._phase = "fetching"
+        self._say("")
         try:
             self._transfer.run()
         finally:
             self._received += self._transfer.share.received
         self._check_stop()
-        key = place_key(work.source.name, missing[-1].locator)
-        remember_rate(self._cache(), key, self._transfer.share.received, time.monotonic() - begun)
+        if self.options.settings.limit_rate is None and not self._transfer.share.was_slowed:
+            key = place_key(work.source.name, missing[-1].locator)
+            remember_rate(self._cache(), key, self._transfer.share.received, time.monotonic() - begun)
 
     def _missing(self, work: Work) -> list[RemoteFile]:
         """What must be moved. First hashed: what lies here unknown, and, when that is asked for, everything that is here."""
@@ -275,8 +277,8 @@ class Session:
             note="another fetch of this model is at work; its result will be used",
         )
 
-    def _say(self, note: str | None) -> None:
-        self._note = note or ""
+    def _say(self, note: str) -> None:
+        self._note = note
 
     def _check_stop(self) -> None:
         if self.stop.is_set():

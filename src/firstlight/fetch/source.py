@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from functools import cache
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
@@ -10,6 +10,9 @@ from msgspec import Struct
 
 from firstlight.core.errors import FirstlightError, InputError
 from firstlight.fetch.wire import Wire
+
+GROUP = "firstlight.sources"
+BROKEN_HINT = "upgrade or uninstall the package that registers it"
 
 
 class RemoteFile(Struct, frozen=True, kw_only=True):
@@ -105,8 +108,21 @@ class FetchSource(Protocol):
 
 @cache
 def load_sources() -> tuple[FetchSource, ...]:
-    """Every installed source; the built-in ones come through the same door."""
-    return tuple(point.load() for point in sorted(entry_points(group="firstlight.sources"), key=lambda p: p.name))
+    """Every installed source; the built-in ones come through the same door. None is skipped silently: FirstlightError `source-broken`."""
+    return tuple(_load(point) for point in sorted(entry_points(group=GROUP), key=lambda p: p.name))
+
+
+def _load(point: EntryPoint) -> FetchSource:
+    evidence = f"{GROUP}: {point.name} = {point.value}"
+    try:
+        source: object = point.load()
+    except Exception as e:
+        words = (evidence, f"{type(e).__name__}: {e}")
+        raise FirstlightError("source-broken", f"the source {point.name} cannot be loaded", evidence=words, hint=BROKEN_HINT) from e
+    if not isinstance(source, FetchSource):
+        message = f"the source {point.name} lacks parts of FetchSource"
+        raise FirstlightError("source-broken", message, evidence=(evidence,), hint=BROKEN_HINT)
+    return source
 
 
 def find_source(ref: str) -> FetchSource:

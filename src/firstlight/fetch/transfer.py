@@ -48,6 +48,11 @@ class Share:
     note: str | None = None
     error: BaseException | None = None
 
+    @property
+    def was_slowed(self) -> bool:
+        """The server asked for fewer requests: the rate says nothing about the link."""
+        return self.slowed_at > 0
+
 
 class Transfer:
     """`run` blocks until every job has landed, one has failed, or `cancel` was called. landed: called with (job, sha256) in a worker."""

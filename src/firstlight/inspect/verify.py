@@ -113,13 +113,19 @@ def _cache_names(source: Source, files: Mapping[str, FileInfo]) -> Iterator[tupl
 
 
 def _manifest(source: Source, files: Mapping[str, FileInfo]) -> dict[str, str]:
-    if _MANIFEST not in files:
-        return {}
+    """What `fetch` verified: beside the files, or, in the hub's cache, beside the blobs under the commit's name."""
+    text = _text(source, _MANIFEST) if _MANIFEST in files else _cache_manifest(source)
     try:
-        listed = msgspec.json.decode(_text(source, _MANIFEST)).get("files") or []
+        listed = msgspec.json.decode(text or "{}").get("files") or []
         return {f["name"]: f["sha256"] for f in listed if isinstance(f, dict) and f.get("name") and f.get("sha256")}
     except (msgspec.DecodeError, AttributeError):
         return {}
+
+
+def _cache_manifest(source: Source) -> str:
+    folder, commit = posixpath.split(source.root or "")
+    repository, snapshots = posixpath.split(folder)
+    return _text(source, f"../../.firstlight/{commit}.json") if snapshots == "snapshots" and repository else ""
 
 
 def _text(source: Source, path: str) -> str:

@@ -64,6 +64,34 @@ def test_large_downloads_need_a_yes(hub: Hub, shell: Env, monkeypatch: pytest.Mo
     assert "one connection, tried for a second, gave" in done.stderr
 
 
+def test_a_model_without_room_is_said_once_and_nothing_is_asked(hub: Hub, shell: Env) -> None:
+    """`--dry-run` tells it by its exit status, too."""
+    sparse = hub.folder / "org/huge" / COMMIT / "model.safetensors"
+    sparse.parent.mkdir(parents=True)
+    with sparse.open("wb") as file:
+        file.truncate(15_000_000_000_000)
+    hub._digests[str(sparse), sparse.stat().st_mtime, "sha256"] = "0" * 64
+    for more in ((), ("--dry-run",), ("--yes",)):
+        done = run(shell, "fetch", "org/huge", *more, code=4)
+        assert done.stderr.count("no-space: the model does not fit on this disk") == 1
+        assert "consent" not in done.stderr
+
+
+def test_why_it_waits_is_said_before_the_bar_is_there(hub: Hub, shell: Env) -> None:
+    hub.faults.busy_listings, hub.faults.retry_after = 2, "1"
+    done = run(shell, "fetch", REPO, "--dry-run")
+    assert "▲ the hub answered 429; trying again in 1 s" in done.stderr
+
+
+def test_what_inspect_verify_knows_in_the_cache(hub: Hub, shell: Env) -> None:
+    """The cache names large files by their sha256, small ones by git's sha1; the manifest knows all."""
+    run(shell, "fetch", REPO)
+    assert "content-verified: 10 file(s)" in run(shell, "inspect", REPO, "--verify", "sha256").stdout
+    config = next(Path(shell["HF_HOME"]).rglob("snapshots/*/config.json"))
+    config.resolve().write_text(config.read_text().replace("llama", "lamma"))
+    assert "content-mismatch: config.json" in run(shell, "inspect", REPO, "--verify", "sha256").stdout
+
+
 def test_an_error_is_a_message(hub: Hub, shell: Env) -> None:
     done = run(shell, "fetch", "org/absent", code=2)
     assert "error model-not-found: the hub knows no model org/absent, or hides it from you" in done.stderr

@@ -161,6 +161,36 @@ def test_a_gated_model_says_where_to_consent(hub: Hub, env: Env) -> None:
     assert "HF_TOKEN" in (e.value.hint or "")
 
 
+def test_a_gate_in_front_of_the_files_alone(hub: Hub, env: Env) -> None:
+    """The hub describes gated models to everybody; the refusal comes with the first file."""
+    hub.faults.gated, hub.faults.token = "manual", "secret"
+    with pytest.raises(ConsentError) as e:
+        get({**env, "HF_TOKEN": "another"})
+    assert (e.value.code, e.value.hint) == (
+        "gated-repo",
+        f"accept the terms at {hub.url}/{REPO}, then set HF_TOKEN to a token of that account",
+    )
+    assert e.value.evidence == ("the hub refuses config.json: status 403 GatedRepo", "a token was sent")
+
+
+def test_a_token_that_no_header_can_carry(hub: Hub, env: Env) -> None:
+    with pytest.raises(InputError) as e:
+        get({**env, "HF_TOKEN": "hf_abc def"})
+    assert e.value.code == "hub-unauthorized"
+    assert "hf_abc" not in str(e.value) + str(e.value.evidence)
+
+
+def test_offline_still_knows_the_license(hub: Hub, env: Env) -> None:
+    get(env)
+    assert asyncio.run(estimate(REPO, env={**env, "HF_HUB_OFFLINE": "1"})).license == "apache-2.0"
+
+
+def test_a_rate_that_somebody_limited_is_not_what_the_link_gives(hub: Hub, env: Env) -> None:
+    get(env, limit_rate=700_000)
+    get({**env, "HF_HOME": env["HF_HOME"] + "2"}, limit_rate=700_000)
+    assert not list(Path(env["HOME"]).rglob("rates.json"))
+
+
 def test_bytes_that_stay_wrong_are_an_error_and_are_not_kept(hub: Hub, env: Env) -> None:
     hub.faults.wrong_name = "model-00002-of-00006.safetensors"
     with pytest.raises(HostError) as e:

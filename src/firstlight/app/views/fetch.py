@@ -90,6 +90,7 @@ class Screen:
 
     def __init__(self) -> None:
         self._now = FetchProgress(phase="listing")
+        self._marks = glyphs(sys.stderr)  # now: while Live runs, sys.stderr is a stand-in that names no encoding
 
     def __call__(self, progress: FetchProgress) -> None:
         self._now = progress
@@ -97,7 +98,7 @@ class Screen:
     def render(self) -> "RenderableType":
         from rich.text import Text
 
-        return Text("\n".join(progress_lines(self._now, glyphs(sys.stderr))), no_wrap=True, overflow="ellipsis")
+        return Text("\n".join(progress_lines(self._now, self._marks)), no_wrap=True, overflow="ellipsis")
 
 
 class Lines:

@@ -58,7 +58,9 @@ class FolderSource:
             sha256 = entry.sha256 if entry and entry.size == state.st_size else None
             tag = f"{state.st_mtime_ns}"
             files.append(RemoteFile(name=name, locator=str(path), size=state.st_size, sha256=sha256, etag=tag))
-        return Listing(ref=ref, source=self.name, files=files, name=root.stem if root.is_file() else root.name, local=str(root))
+        name = root.stem if root.is_file() else root.name
+        license = manifest.license if manifest else None
+        return Listing(ref=ref, source=self.name, files=files, name=name, license=license, local=str(root))
 
     def cache(self, listing: Listing, env: Mapping[str, str]) -> Path | None:
         return None

@@ -71,7 +71,7 @@ class HubSource:
         secret = _token(env)
         answer = open_range(wire, file, file.locator, start, end, {"Authorization": f"Bearer {secret}"} if secret else {})
         if answer.status not in (200, 206):
-            raise _refused(answer, file)
+            raise _refused(answer, file, env)
         tag = next((t for h in answer.hops if (t := h.get("X-Linked-Etag"))), None)
         if tag and file.sha256 and tag.removeprefix("W/").strip('"') != file.sha256:
             answer.close()
@@ -154,26 +154,29 @@ def _token_words(env: Mapping[str, str]) -> str:
     return "a token was sent" if _token(env) else "no token was sent"
 
 
-def _gated(repo: str, env: Mapping[str, str]) -> ConsentError:
+def _gated(repo: str, env: Mapping[str, str], *more: str) -> ConsentError:
     return ConsentError(
         "gated-repo",
         f"{repo} is gated: its owner wants your consent to its terms first",
-        evidence=(_token_words(env),),
+        evidence=(*more, _token_words(env)),
         hint=f"accept the terms at {shown(endpoint(env))}/{repo}, then set HF_TOKEN to a token of that account",
     )
 
 
-def _refused(answer: Answer, file: RemoteFile) -> FirstlightError | Retry | Changed:
+def _refused(answer: Answer, file: RemoteFile, env: Mapping[str, str]) -> FirstlightError | Retry | Changed:
     code, hop = answer.headers.get("X-Error-Code", ""), bool(answer.hops)
     answer.close()
     if answer.status in DENIED and hop and not code:
         return Retry("the signed address was refused")
-    if answer.status in DENIED:
-        return ConsentError("gated-repo", f"the hub refuses {file.name}", evidence=(f"status {answer.status} {code}".strip(),),
-                            hint="accept the model's terms on its page and set HF_TOKEN to a token of that account")  # fmt: skip
     if answer.status == 404:
         return Changed(f"{file.name} is gone")
-    return HostError("hub-refused", f"the hub refuses {file.name}", evidence=(f"status {answer.status} {code}".strip(),))
+    words = f"the hub refuses {file.name}: status {answer.status} {code}".rstrip()
+    if answer.status in DENIED and code == "GatedRepo":
+        return _gated(file.locator.removeprefix(f"{endpoint(env)}/").partition("/resolve/")[0], env, words)
+    if answer.status in DENIED:
+        return ConsentError("hub-denied", f"the hub does not give out {file.name}", evidence=(words, _token_words(env)),
+                            hint="set HF_TOKEN to a token that may read this model (`hf auth whoami` tells whose it is)")  # fmt: skip
+    return HostError("hub-refused", f"the hub refuses {file.name}", evidence=(words,))
 
 
 source = HubSource()

