@@ -31,7 +31,7 @@ VERBS: dict[str, Verb] = {
     "deploy": Verb("deploy", "compose, Quadlet and unit files from a plan", "Keep it up"),
     "service": Verb("service", "the endpoint as a systemd service", "Keep it up"),
     "attach": Verb("attach", "follow a run as if it had just been started", "Keep it up"),
-    "get": Verb("get", "list runs, GPUs, rules, codes", "Look"),
+    "get": Verb("get", "list runs, their events, GPUs", "Look"),
     "describe": Verb("describe", "everything about one run", "Look"),
     "logs": Verb("logs", "an engine's full log", "Look"),
     "explain": Verb("explain", "what a code means and what cures it", "Look"),

@@ -2,6 +2,7 @@
 
 import importlib
 import importlib.util
+from itertools import pairwise
 from typing import Any
 
 import click
@@ -49,8 +50,7 @@ def run(argv: list[str]) -> int:
     except FirstlightError as e:
         return _shown(e, argv)
     except click.UsageError as e:
-        e.show()
-        return Exit.USAGE
+        return _misused(e, argv)
     except click.ClickException as e:
         e.show()
         return Exit.UNEXPECTED
@@ -73,17 +73,30 @@ def _readable(argv: list[str]) -> None:
 def _shown(error: FirstlightError, argv: list[str]) -> int:
     from firstlight.app.output import show_error
 
-    show_error(error, as_json=_wants_json(argv))
+    show_error(error, output=wanted_output(argv))
     return error.exit_code
 
 
-def _wants_json(argv: list[str]) -> bool:
+def _misused(error: click.UsageError, argv: list[str]) -> int:
+    """click's own words on stderr; whoever asked for JSON gets a document on stdout, too."""
+    error.show()
+    output = wanted_output(argv)
+    if output != "human":
+        from firstlight.app.output import show_error
+
+        show_error(
+            UsageError("bad-usage", error.format_message(), hint=f"{error.ctx.command_path} --help" if error.ctx else None), output=output
+        )
+    return Exit.USAGE
+
+
+def wanted_output(argv: list[str]) -> str:
+    """human | json | jsonl, from a command line that nobody has parsed yet."""
     own = argv[: argv.index("--")] if "--" in argv else argv
-    pairs = zip(own, [*own[1:], ""], strict=True)
-    return any(
-        a in ("-ojson", "-ojsonl", "--output=json", "--output=jsonl") or (a in ("-o", "--output") and b in ("json", "jsonl"))
-        for a, b in pairs
-    )
+    said = [a.removeprefix("-o") for a in own if a.startswith("-o") and len(a) > 2]
+    said += [a.removeprefix("--output=") for a in own if a.startswith("--output=")]
+    said += [b for a, b in pairwise(own) if a in ("-o", "--output")]
+    return next((s for s in said if s in ("json", "jsonl")), "human")
 
 
 def _pipe_closed() -> int:

@@ -153,9 +153,9 @@ def error_lines(error: FirstlightError, marks: Glyphs) -> list[str]:
     return lines
 
 
-def show_error(error: FirstlightError, *, as_json: bool = False) -> None:
-    """The message on stderr; as JSON on stdout where the caller asked for JSON."""
-    if as_json:
+def show_error(error: FirstlightError, *, output: str = "human") -> None:
+    """The message on stderr; as a document on stdout, one line of it for `jsonl`, where the caller asked for that."""
+    if output != "human":
         document = {
             "schema": SCHEMA,
             "kind": "Error",
@@ -165,7 +165,7 @@ def show_error(error: FirstlightError, *, as_json: bool = False) -> None:
             "hint": error.hint,
             "exit_code": int(error.exit_code),
         }
-        write_json(msgspec.json.format(msgspec.json.encode(document)) + b"\n")
+        write_json(msgspec.json.format(msgspec.json.encode(document), indent=2 if output == "json" else -1) + b"\n")
         return
     head, *rest = error_lines(error, glyphs(sys.stderr))
     click.secho(head, fg="red", err=True, color=colour())

@@ -83,6 +83,18 @@ class PlanningOption(click.Option):
             self.opts = shown
 
 
+class _Tokens(click.ParamType):  # type: ignore[type-arg,unused-ignore]
+    """How long a request must be able to be: a number, spelled as vLLM spells lengths; `auto` would ask for nothing."""
+
+    name = "tokens"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        found = parse_value("max_model_len", value) if isinstance(value, str) else value
+        if found is not None and found < 1:
+            raise UsageError("bad-flag-value", f"--context cannot be {value!r}", hint="a number of tokens: 32768, 128k, 128K")
+        return found
+
+
 class _PinValue(click.ParamType):  # type: ignore[type-arg,unused-ignore]
     """One planning flag's value, read as vLLM reads it."""
 
@@ -96,10 +108,19 @@ class _PinValue(click.ParamType):  # type: ignore[type-arg,unused-ignore]
 
 def planning_options(command: F) -> F:
     """Adds the argument `extra_args` (after `--`) and every planning flag. `planning_of` takes them out of the parameters again."""
+    return _with_options(command, _options(here=False))
+
+
+def planning_options_here(command: F) -> F:
+    """The same for verbs that start something: flags of another machine are heard, so that they can be refused, and not shown."""
+    return _with_options(command, _options(here=True))
+
+
+def _with_options(command: F, options: list[Any]) -> F:
     command = click.argument("extra_args", nargs=-1, type=click.UNPROCESSED, metavar="[-- ENGINE FLAGS]")(command)
     for field in reversed(FIELDS):
         command = _pin_option(field)(command)
-    for add in reversed(_OPTIONS):
+    for add in reversed(options):
         command = add(command)
     return command
 
@@ -111,7 +132,7 @@ def planning_of(options: dict[str, Any], *, model: str | None) -> Planning:
         raise UsageError("unexpected-argument", f"unexpected argument {extra[0]!r}", hint="the engine's own flags go after `--`")
     pins = Pins(**{f: options.pop(f) for f in FIELDS})
     checkpoint_file = options.pop("checkpoint_file")
-    if model is None and checkpoint_file is None:
+    if not model and checkpoint_file is None:
         raise UsageError("model-missing", "no model was named", hint="give MODEL, or --checkpoint FILE")
     intent = Intent(
         model=model or checkpoint_file,
@@ -126,18 +147,20 @@ def planning_of(options: dict[str, Any], *, model: str | None) -> Planning:
     return Planning(intent=intent, gpu=options.pop("gpu"), machine_file=options.pop("machine_file"), checkpoint_file=checkpoint_file)
 
 
-_OPTIONS: tuple[Any, ...] = (
-    click.option("--engine", metavar="NAME[@VERSION]", help="vllm, vllm@0.16.0, llamacpp."),
-    click.option("--gpu", metavar="COUNTxNAME", help="Plan for a machine that is not there: 8xrtx-pro-6000-blackwell."),
-    click.option("--machine", "machine_file", metavar="FILE", help="A Machine as JSON (`firstlight probe -o json`); - is stdin."),
-    click.option(
-        "--checkpoint", "checkpoint_file", metavar="FILE", help="A Checkpoint as JSON (`firstlight inspect -o json`); - is stdin."
-    ),
-    click.option("--for", "purpose", type=click.Choice(PURPOSES), help="What the endpoint is for."),
-    click.option("--context", type=_PinValue("max_model_len"), help="Tokens per request that must fit."),
-    click.option("--concurrency", type=click.IntRange(min=1), help="Requests at once that you expect."),
-    click.option("--trust-remote-code/--no-trust-remote-code", default=None, help="Run Python that comes with the model."),
-)
+def _options(*, here: bool) -> list[Any]:
+    machine_help = "A Machine as JSON (`firstlight probe -o json`); - is stdin."
+    checkpoint_help = "A Checkpoint as JSON (`firstlight inspect -o json`); - is stdin."
+    gpu_help = "Plan for a machine that is not there: 8xrtx-pro-6000-blackwell."
+    return [
+        click.option("--engine", metavar="NAME[@VERSION]", help="vllm, vllm@0.16.0, llamacpp."),
+        click.option("--gpu", metavar="COUNTxNAME", hidden=here, help=gpu_help),
+        click.option("--machine", "machine_file", metavar="FILE", hidden=here, help=machine_help),
+        click.option("--checkpoint", "checkpoint_file", metavar="FILE", hidden=here, help=checkpoint_help),
+        click.option("--for", "purpose", type=click.Choice(PURPOSES), help="What the endpoint is for."),
+        click.option("--context", type=_Tokens(), help="Tokens per request that must fit."),
+        click.option("--concurrency", type=click.IntRange(min=1), help="Requests at once that you expect."),
+        click.option("--trust-remote-code/--no-trust-remote-code", default=None, help="Run Python that comes with the model."),
+    ]
 
 
 def _pin_option(field: str) -> Any:

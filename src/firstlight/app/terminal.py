@@ -26,7 +26,19 @@ class PlainStream(io.TextIOWrapper):
 
 def prepare_streams() -> None:
     """No name of a file and no locale brings a line down; where FIRSTLIGHT_ASCII is set or UTF-8 is not, drawing is ASCII."""
+    _open_closed()
     sys.stdout, sys.stderr = _prepared(sys.stdout), _prepared(sys.stderr)
+
+
+def _open_closed() -> None:
+    """A stream that the caller has closed (`2>&-`) becomes /dev/null: the next file to be opened must not take its number."""
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(number, "r" if number == 0 else "w", encoding="utf-8", closefd=False))
 
 
 def _prepared(stream: TextIO) -> TextIO:

@@ -47,7 +47,8 @@ def make_session(options: dict[str, Any], planning: Planning) -> Session:
     from firstlight.probe.hosts import open_host
 
     if planning.gpu or planning.machine_file or planning.checkpoint_file:
-        raise UsageError("machine-not-here", "`up` starts on a real machine", hint="plan takes --gpu, --machine and --checkpoint")
+        hint = "firstlight plan takes --gpu, --machine and --checkpoint"
+        raise UsageError("machine-not-here", "what is to be started needs a real machine", hint=hint)
     intent = _intent(options, planning.intent)
     return Session(
         intent=intent,

@@ -14,8 +14,8 @@ def digest(value: object, *, length: int = 12) -> str:
 
 
 def slug(text: str) -> str:
-    """A name for files, units and URLs: lower case letters, digits, dots and dashes; `model` when nothing is left."""
-    return re.sub(r"[^a-z0-9.]+", "-", text.lower()).strip("-.") or "model"
+    """A name for files, units and URLs: at most 100 lower case letters, digits, dots and dashes; `model` when nothing is left."""
+    return re.sub(r"[^a-z0-9.]+", "-", text.lower()).strip("-.")[:100].rstrip("-.") or "model"
 
 
 def run_id(name: str, now: float, salt: str) -> str:

@@ -6,11 +6,12 @@ so both meet the same entries.
 
 import posixpath
 import time
+from collections.abc import Sequence
 
 import msgspec
 from msgspec import Struct
 
-from firstlight.core.errors import FirstlightError, HostError
+from firstlight.core.errors import HostError
 from firstlight.core.ids import digest, slug
 from firstlight.core.machine import EngineInstall, Machine
 from firstlight.core.ports import Host
@@ -128,14 +129,20 @@ def stale(cache: Cache, days: float) -> bool:
     return (cache.used or 0.0) < time.time() - days * DAY
 
 
+def refuse_strange(paths: frozenset[str], caches: Sequence[Cache]) -> None:
+    """Raises UsageError `not-a-cache` where a path is none of the caches."""
+    if strange := sorted(paths - {c.path for c in caches}):
+        raise UsageError("not-a-cache", "there is no such cache", evidence=tuple(strange), hint="firstlight cache list")
+
+
 def prune(host: Host, *, root: str, paths: frozenset[str]) -> list[Cache]:
     """Removes the named caches; returns what was removed.
 
-    Raises FirstlightError `not-a-cache` for a path that is not one of `list_caches`: nothing is removed then.
+    Raises UsageError `not-a-cache` for a path that is not one of `list_caches`: nothing is removed then.
     """
-    known = {c.path: c for c in list_caches(host, root=root)}
-    if strange := sorted(paths - known.keys()):
-        raise FirstlightError("not-a-cache", "there is no such cache", evidence=tuple(strange), hint="firstlight cache list")
+    caches = list_caches(host, root=root)
+    refuse_strange(paths, caches)
+    known = {c.path: c for c in caches}
     removed = [known[p] for p in sorted(paths)]
     for cache in removed:
         host.remove(cache.path)

@@ -25,6 +25,7 @@ SIZES = frozenset({"kv_cache_memory_bytes"})
 COUNTS = frozenset({"max_model_len", "max_num_batched_tokens"})
 _FRACTIONS = frozenset({"gpu_memory_utilization"})
 _TEXT = frozenset({"kv_cache_dtype", "dtype", "mm_encoder_tp_mode"})
+LARGEST = 1 << 60
 FIELDS = tuple(f.name for f in msgspec.structs.fields(Pins))
 
 
@@ -54,17 +55,35 @@ def pins_from_args(args: Sequence[str]) -> Pins:
 def parse_value(field: str, text: str) -> Any:
     """One flag's value as Pins holds it. Raises UsageError `bad-flag-value`."""
     try:
-        if field in SIZES:
-            return parse_bytes(text)
-        if field in COUNTS:
-            return parse_count(text)
-        if field in _FRACTIONS:
-            return float(text)
-        if field == "speculative_config":
-            return dict(json.loads(text))
-        return text if field in _TEXT else int(text)
-    except ValueError:
+        value = _parsed(field, text)
+        if not _possible(field, value):
+            raise ValueError("out of range")
+        return value
+    except (ValueError, OverflowError, RecursionError):
         raise UsageError("bad-flag-value", f"--{field.replace('_', '-')} cannot be {text!r}", hint="see `firstlight plan --help`") from None
+
+
+def _parsed(field: str, text: str) -> Any:
+    if field in SIZES:
+        return parse_bytes(text)
+    if field in COUNTS:
+        return parse_count(text)
+    if field in _FRACTIONS:
+        return float(text)
+    if field == "speculative_config":
+        return json.loads(text)
+    return text if field in _TEXT else int(text)
+
+
+def _possible(field: str, value: Any) -> bool:
+    """Whether an engine could take it: a share of the whole, a count from 1 on (`--max-model-len -1` is vLLM's word for what fits)."""
+    if field in _FRACTIONS:
+        return bool(0 < value <= 1)
+    if field == "speculative_config":
+        return isinstance(value, dict)
+    if field in _TEXT:
+        return bool(value)
+    return bool(0 < value <= LARGEST) or (field == "max_model_len" and value == -1)
 
 
 def parse_count(text: str) -> int:

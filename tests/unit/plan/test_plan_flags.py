@@ -77,6 +77,31 @@ def test_a_value_that_cannot_be_meant_is_refused() -> None:
         pins_from_args(["--max-model-len", "long"])
 
 
+@pytest.mark.parametrize(
+    ("flag", "value"),
+    [
+        ("-tp", "0"),
+        ("-tp", "-1"),
+        ("--block-size", "-3"),
+        ("--max-num-seqs", "0"),
+        ("--max-num-batched-tokens", "-1"),
+        ("--max-model-len", "0"),
+        ("--max-model-len", "1e400k"),
+        ("--gpu-memory-utilization", "7"),
+        ("--gpu-memory-utilization", "0"),
+        ("--gpu-memory-utilization", "nan"),
+        ("--kv-cache-memory-bytes", "0"),
+        ("--kv-cache-dtype", ""),
+        ("--speculative-config", "3"),
+        ("--speculative-config", "[1]"),
+        ("--speculative-config", "[" * 100_000),
+    ],
+)
+def test_a_value_that_no_engine_could_take_is_refused(flag: str, value: str) -> None:
+    with pytest.raises(UsageError, match="bad-flag-value"):
+        pins_from_args([flag, value])
+
+
 def test_the_command_line_wins_over_engine_flags_and_constraints_over_both() -> None:
     intent = Intent(model="m", pins=Pins(max_num_seqs=32), extra_args=["--max-num-seqs", "64", "-tp", "2"])
     wish = wish_of(intent, [Constraint(field="tensor_parallel_size", op="==", value=4, because="", source="user")])

@@ -13,7 +13,7 @@ def command() -> None:
 
 
 @command.command("list")
-@click.option("--host", "host_name", default="local", show_default=True, help="local or ssh://[user@]host[:port].")
+@click.option("--host", "host_name", default="local", show_default=True, metavar="HOST", help="local, or ssh://USER@HOST.")
 @output_option
 def list_(host_name: str, output: str) -> int:
     """Every cache with its size, largest first, and the overlays."""
@@ -47,7 +47,7 @@ def list_(host_name: str, output: str) -> int:
 @click.option("--older-than", "days", type=float, help="Caches that no start has used for that many days.")
 @click.option("--all", "every", is_flag=True, help="Every cache.")
 @click.option("--yes", is_flag=True, help="Do not ask.")
-@click.option("--host", "host_name", default="local", show_default=True, help="local or ssh://[user@]host[:port].")
+@click.option("--host", "host_name", default="local", show_default=True, metavar="HOST", help="local, or ssh://USER@HOST.")
 @output_option
 def prune_(paths: tuple[str, ...], days: float | None, every: bool, yes: bool, host_name: str, output: str) -> int:
     """Removes caches by PATH, by age, or all of them. The next start compiles again."""
@@ -55,7 +55,7 @@ def prune_(paths: tuple[str, ...], days: float | None, every: bool, yes: bool, h
     from firstlight.app.places import cache_folder
     from firstlight.core.errors import UsageError
     from firstlight.core.units import format_bytes
-    from firstlight.launch.caches import list_caches, prune, stale
+    from firstlight.launch.caches import list_caches, prune, refuse_strange, stale
     from firstlight.probe.hosts import open_host
 
     if not paths and days is None and not every:
@@ -64,9 +64,12 @@ def prune_(paths: tuple[str, ...], days: float | None, every: bool, yes: bool, h
     known = list_caches(host, root=root)
     wanted = frozenset(paths) | frozenset(c.path for c in known if every or (days is not None and stale(c, days)))
     chosen = [c for c in known if c.path in wanted]
+    refuse_strange(wanted, known)
     size = format_bytes(sum(c.bytes or 0 for c in chosen))
     if wanted:
-        Consent(yes=yes).require("prune", f"Remove {len(wanted)} caches, {size}?", evidence=tuple(sorted(wanted)))
+        Consent(yes=yes).require(
+            "prune", f"remove {len(wanted)} cache{'s' if len(wanted) > 1 else ''}, {size}?", evidence=tuple(sorted(wanted))
+        )
     removed = prune(host, root=root, paths=wanted)
     mark = glyphs().ok
     emit_rows("Cache", removed, output, lambda: click.echo("\n".join(f"{mark} removed {c.path}" for c in removed) or "nothing to remove"))

@@ -17,7 +17,7 @@ def command(code: str | None, output: str) -> int:
         everything = [explain(c) for c in all_codes()]
         emit_rows("Record", everything, output, lambda: print_table([("CODE", "MEANS"), *((r.code, r.title) for r in everything)]))
         return 0
-    found = explain(code)
+    found = explain(code.lower())
 
     def human() -> None:
         click.secho(f"{found.code}: {found.title}", bold=True)

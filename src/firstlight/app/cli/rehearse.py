@@ -5,7 +5,7 @@ from typing import Any
 import click
 
 from firstlight.app.output import output_option
-from firstlight.app.plan_options import planning_of, planning_options
+from firstlight.app.plan_options import planning_of, planning_options_here
 
 
 @click.command("rehearse", short_help="the plan on the real GPUs with dummy weights")
@@ -17,7 +17,7 @@ from firstlight.app.plan_options import planning_of, planning_options
 @click.option("--gpus", metavar="0,1", help="GPUs to use.")
 @click.option("--env", "env", multiple=True, metavar="NAME=VALUE", help="A variable for the engine.")
 @click.option("--ignore", multiple=True, metavar="CODE", help="Override a preflight finding by name.")
-@planning_options
+@planning_options_here
 @output_option
 def command(model: str | None, output: str, depth: str, patience: float, **options: Any) -> int:
     """Starts MODEL's plan with its final flags and dummy weights, asks one completion, stops it, and says what that proves.

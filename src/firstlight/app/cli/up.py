@@ -6,7 +6,7 @@ import click
 
 from firstlight.app.flow import SKIPPABLE, STAGES
 from firstlight.app.output import output_option
-from firstlight.app.plan_options import planning_of, planning_options
+from firstlight.app.plan_options import planning_of, planning_options_here
 
 EPILOG = "Stages, in order:\n\n\b\n" + "\n".join(f"  {s.name:10} {s.help}" for s in STAGES)
 
@@ -38,7 +38,7 @@ EPILOG = "Stages, in order:\n\n\b\n" + "\n".join(f"  {s.name:10} {s.help}" for s
 )
 @click.option("--on-event", metavar="CMD", help="Run for ready, failed, restarted, …; FIRSTLIGHT_EVENT and FIRSTLIGHT_DATA say what.")
 @click.option("--blame", is_flag=True, help="When the answers fail, start again with one knob changed at a time and name the culprit.")
-@planning_options
+@planning_options_here
 @output_option
 def command(model: str | None, output: str, **options: Any) -> int:
     """Takes MODEL (a name, folder, .gguf, org/name, or `demo`) to a verified OpenAI-compatible endpoint and leaves it serving."""
