@@ -11,7 +11,7 @@ from urllib.parse import urlsplit, urlunsplit
 import msgspec
 
 from firstlight.app.places import cache_folder, state_folder
-from firstlight.core.errors import FirstlightError
+from firstlight.core.errors import FirstlightError, HostError
 from firstlight.core.ports import Host
 from firstlight.core.run import Endpoint, LaunchSpec
 from firstlight.probe.forward import Forward, remote_target
@@ -62,7 +62,14 @@ _HUB = ("HF_TOKEN", "HF_ENDPOINT", "HF_HUB_OFFLINE", "HTTPS_PROXY", "https_proxy
 def only_here(model: str, host: Host) -> str | None:
     """The path of a model that this machine has and `host` has not, and so must be copied there. None: it is read where it runs."""
     path = os.path.abspath(os.path.expanduser(model))
-    return path if not host.is_local and os.path.exists(path) and host.stat(model) is None else None
+    if host.is_local or not os.path.exists(path):
+        return None
+    try:
+        return path if host.stat(model) is None else None
+    except HostError as e:
+        if e.code not in ("permission-denied", "not-a-folder"):
+            raise
+        return path  # this machine's own folders may be closed ones there
 
 
 def folder_there(host: Host, run: str) -> str | None:

@@ -32,6 +32,10 @@ class PatientSshHost(SshHost):
     def stat(self, path: str) -> FileInfo | None:
         return self._across_cuts(lambda: super(PatientSshHost, self).stat(path))
 
+    def _lost(self, stderr: bytes) -> HostError:
+        self._reached = True  # the command had begun
+        return super()._lost(stderr)
+
     def _across_cuts(self, ask: Callable[[], T]) -> T:
         deadline: float | None = None
         while True:

@@ -41,12 +41,12 @@ def command(run: str | None, every: bool, kill: bool, output: str) -> int:
 
 
 def _all(store: "RunStore", output: str, *, kill: bool) -> int:
-    """Runs whose record is damaged are ended too; those of a newer schema are named and left alone."""
+    """Runs whose record is damaged are ended too; those of a newer schema are named and left alone. One that cannot be ended hinders none."""
     from firstlight.app.ending import end
-    from firstlight.core.errors import InputError
+    from firstlight.core.errors import FirstlightError, InputError
     from firstlight.core.run import TERMINAL
 
-    rows, damaged = [], 0
+    rows, damaged, failed = [], 0, None
     for folder in store.folders():
         try:
             live = folder.run.state not in TERMINAL
@@ -57,10 +57,14 @@ def _all(store: "RunStore", output: str, *, kill: bool) -> int:
             else:
                 _damaged(folder, e, kill=kill)
             continue
-        rows += [end(folder, kill=kill)] if live else []
+        try:
+            rows += [end(folder, kill=kill)] if live else []
+        except FirstlightError as e:
+            failed = e
+            say(f"{glyphs().fail} {folder.path.name} is not stopped: {e}")
     nothing = "nothing else runs" if damaged else "nothing runs"
     emit_rows("Run", rows, output, lambda: click.echo("\n".join(f"{glyphs().ok} {r.name} is stopped" for r in rows) or nothing))
-    return 0
+    return failed.exit_code if failed else 0
 
 
 def _damaged(folder: "RunFolder", error: "InputError", *, kill: bool) -> int:
