@@ -19,6 +19,7 @@ class MemoryTerms(Struct, frozen=True, kw_only=True):
 
     known: the release lies between the oldest and newest whose sources were read; outside, figures are those of the nearest one.
     sampler_bytes: per (sequence, vocabulary entry); _low, _high: with the leanest and the largest sampler that the release may use.
+    cpu_kv_share: what a CPU build takes by itself, `share` of a NUMA node's memory (`utilization`: of the engine's own share).
     mxfp4_backend: by compute capability, `sm90` -> triton | marlin | trtllm.
     """
 
@@ -34,6 +35,7 @@ class MemoryTerms(Struct, frozen=True, kw_only=True):
     concurrent_batches: int
     quant_block_must_divide: bool
     state_blocks: int
+    cpu_kv_share: dict[str, Any]
     mxfp4_backend: dict[str, str]
     activation_spread: float
     sampler_bytes: float
@@ -119,7 +121,7 @@ def newest(engine: str = "vllm") -> str:
 
 _PLAIN = (
     "gpu_memory_utilization", "max_num_seqs", "max_num_batched_tokens", "cuda_graph_reserve", "kv_cache_memory_bytes", "hybrid_kv_groups",
-    "null_blocks", "concurrent_batches", "quant_block_must_divide", "state_blocks", "mxfp4_backend", "activation_spread",
+    "null_blocks", "concurrent_batches", "quant_block_must_divide", "state_blocks", "mxfp4_backend", "activation_spread", "cpu_kv_share",
 )  # fmt: skip
 
 

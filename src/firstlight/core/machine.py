@@ -109,7 +109,10 @@ class EngineInstall(Struct, frozen=True, kw_only=True):
 
 
 class Machine(Struct, frozen=True, kw_only=True):
-    """Facts of one host. None is unknown: an empty `accelerators` means that the probe looked and found none."""
+    """Facts of one host. None is unknown: an empty `accelerators` means that the probe looked and found none.
+
+    memory_bandwidth_bytes_per_second: the host memory's, measured with all cores.
+    """
 
     hostname: str
     host: str = "local"
@@ -123,6 +126,7 @@ class Machine(Struct, frozen=True, kw_only=True):
     numa_nodes: int | None = None
     memory_total_bytes: int | None = None
     memory_available_bytes: int | None = None
+    memory_bandwidth_bytes_per_second: float | None = None
     cgroup_memory_limit_bytes: int | None = None
     cgroup_memory_used_bytes: int | None = None
     cgroup_cpus: float | None = None

@@ -14,12 +14,14 @@ from firstlight.core.machine import Accelerator, Machine
 from firstlight.core.plan import Candidate, EngineRef, MemoryBudget, PlanSet, Predicted, Rejected
 from firstlight.core.units import GIB, MIB, gib
 from firstlight.plan.figures import interval, known, unknown
+from firstlight.plan.host import decode_bound, host_bandwidth, host_free, later, load_seconds, touched_bytes
 from firstlight.plan.wish import Wish
 
 UBATCH = 512  # llama-server's default physical batch
 ACTIVATIONS = 8  # float32 rows of the hidden size that live at once
 PROMPT_CACHE = 8 * GIB  # what llama-server may keep of earlier prompts in host memory (--cache-ram)
 CHAT_CONTEXT = 8192  # where nobody says how long, and the model can
+READY_SECONDS = (0.5, 2.0, 6.0)
 HOST_RESERVE = 1 * GIB  # the system and llama-server itself
 GPU_RESERVE = 768 * MIB  # CUDA context, cuBLAS workspace, llama.cpp's own margin
 # Bytes per cached element: f16 and the quantized cache types (a block of 32 values and its scale).
@@ -108,7 +110,7 @@ def _candidate(
         args += ["--n-gpu-layers", str(place.layers)]
     args += _threads(machine, place, wish)
     room = (free - weights - (compute.mid or 0)) / parallel if free is not None else None
-    fits = int(room / per_token) if room is not None and per_token else None
+    fits = min(int(room / per_token), max(checkpoint.max_position_embeddings or 0, context)) if room is not None and per_token else None
     return Candidate(
         engine=engine,
         max_model_len=context,
@@ -122,7 +124,7 @@ def _candidate(
         kv_tokens=Figure.exact(context * parallel, Rung.COMPUTED, "llama.cpp allocates what --ctx-size says"),
         max_model_len_that_fits=known(max(fits, 0)) if fits is not None else unknown("the host's memory or the KV size is not known"),
         max_concurrency=Figure.exact(parallel, Rung.COMPUTED, "slots"),
-        predicted=_predicted(checkpoint, machine, weights, place),
+        predicted=_predicted(checkpoint, machine, place),
         because=[f"{place.device}: {gib(weights)} of weights, {gib(kv)} of KV cache for {parallel} x {context} tokens"],
     ), shortfall
 
@@ -143,16 +145,10 @@ def _place(checkpoint: Checkpoint, machine: Machine, gpus: list[Accelerator], ne
         on_gpu = layers if needed <= room else int(layers * room / needed)
         if on_gpu == layers:
             return Place(f"{len(gpus)} x {gpus[0].catalog_id or gpus[0].name}", total, round(room + (compute.mid or 0)), layers)
-        host = _host_free(machine)
+        host = host_free(machine, HOST_RESERVE)
         both = None if host is None else round(room + host)
         return Place(f"{on_gpu} of {layers} layers on GPU, the rest on the host", total, both, max(on_gpu, 0))
-    return Place("host memory", machine.memory_total_bytes, _host_free(machine), 0)
-
-
-def _host_free(machine: Machine) -> int | None:
-    """What a new process may take: the smaller of available memory and the cgroup's limit, less a reserve for the system."""
-    known_limits = [b for b in (machine.memory_available_bytes, machine.cgroup_memory_limit_bytes) if b is not None]
-    return max(min(known_limits) - HOST_RESERVE, 0) if known_limits else None
+    return Place("host memory", machine.memory_total_bytes, host_free(machine, HOST_RESERVE), 0)
 
 
 def _budget(place: Place, weights: int, kv: int, compute: Figure) -> MemoryBudget:
@@ -170,22 +166,24 @@ def _budget(place: Place, weights: int, kv: int, compute: Figure) -> MemoryBudge
     )
 
 
-def _predicted(checkpoint: Checkpoint, machine: Machine, weights: int, place: Place) -> Predicted:
-    bandwidths = [s.read_bytes_per_second for s in machine.storage if s.read_bytes_per_second]
-    load = Figure(low=None, mid=None, high=None, because="no measured disk speed")
-    if bandwidths:
-        load = interval(weights / max(bandwidths), 0.5, because=f"{gib(weights)} at the disk's measured speed")
-    gpu = machine.accelerators[0].memory_bandwidth_bytes_per_second if place.layers and machine.accelerators else None
-    active = weights
-    if checkpoint.parameters.active and checkpoint.parameters.total:
-        active = round(weights * checkpoint.parameters.active / checkpoint.parameters.total)
-    rate = (
-        Figure(mid=gpu / active, high=gpu / active, because="bytes touched per token over memory bandwidth")
-        if gpu and active
-        else unknown("the host's memory bandwidth is not known")
+def _predicted(checkpoint: Checkpoint, machine: Machine, place: Place) -> Predicted:
+    """Layers on GPUs are read at the first GPU's speed, the others at the host's."""
+    load = load_seconds(checkpoint, machine)
+    reads = touched_bytes(checkpoint)
+    share = place.layers / ((checkpoint.num_hidden_layers or 0) + 1)
+    parts = [(reads * share, _gpu_bandwidth(machine))] if place.layers else []
+    if share < 1:
+        parts.append((reads * (1 - share), host_bandwidth(machine)))
+    return Predicted(
+        load_seconds=load,
+        decode_tokens_per_second_upper_bound=decode_bound(parts),
+        ready_seconds=later(load, READY_SECONDS, "reading the file, allocating the cache, one warm-up run"),
     )
-    ready = interval(load.mid + 3, 0.5, because="loading and warm-up") if load.mid is not None else unknown("no measured disk speed")
-    return Predicted(load_seconds=load, decode_tokens_per_second_upper_bound=rate, ready_seconds=ready)
+
+
+def _gpu_bandwidth(machine: Machine) -> Figure:
+    speed = machine.accelerators[0].memory_bandwidth_bytes_per_second
+    return known(speed, f"{machine.accelerators[0].name}'s") if speed else unknown("the GPU's memory bandwidth is not known")
 
 
 def _answer(
@@ -217,7 +215,7 @@ def _advice(checkpoint: Checkpoint, machine: Machine, best: Candidate) -> list[F
     """What fits, and what may still surprise."""
     limit, context = checkpoint.max_position_embeddings, best.max_model_len or 0
     found: list[Finding] = []
-    host = _host_free(machine)
+    host = host_free(machine, HOST_RESERVE)
     used = 0 if "--n-gpu-layers" in best.args else _used(best)
     if host is not None and host - used < PROMPT_CACHE:
         left = max(host - used, 0)

@@ -3,13 +3,13 @@
 from firstlight.core.figures import Figure
 from firstlight.core.plan import Predicted
 from firstlight.core.units import gib
-from firstlight.plan.figures import interval, unknown
+from firstlight.plan.figures import unknown
+from firstlight.plan.host import later, load_seconds
 from firstlight.plan.layouts import Layout
 from firstlight.plan.numbers import experts_of, top_k_of
 from firstlight.plan.resident import StageWeights
 from firstlight.plan.situation import Situation
 
-DISK_ASSUMED = (1.0e9, 2.5e9, 7.0e9)  # bytes per second: network file system, one NVMe, striped NVMe
 ALL_REDUCE_SECONDS = {"nvlink": 6e-6, "pcie": 20e-6}  # one small all-reduce, by link; grows with the logarithm of the ranks
 POINT_TO_POINT_SECONDS = 30e-6
 STAGE_SECONDS = 400e-6  # scheduling a step on one more pipeline stage
@@ -19,27 +19,14 @@ EAGER_WARMUP_SECONDS = (5.0, 10.0, 25.0)
 
 
 def predict(s: Situation, layout: Layout, stages: list[StageWeights], *, enforce_eager: bool) -> Predicted:
-    load = load_seconds(s)
+    load = load_seconds(s.checkpoint, s.machine)
     warm = EAGER_WARMUP_SECONDS if enforce_eager else WARMUP_SECONDS
-    parts = zip((load.low, load.mid, load.high), STARTUP_SECONDS, warm, strict=True)
-    low, mid, high = (None if read is None else round(read + start + w, 1) for read, start, w in parts)
+    low, mid, high = (start + w for start, w in zip(STARTUP_SECONDS, warm, strict=True))
     return Predicted(
         load_seconds=load,
         decode_tokens_per_second_upper_bound=decode_bound(s, layout, stages),
-        ready_seconds=Figure(low=low, mid=mid, high=high, because="imports, weights, compilation and graph capture, first time"),
+        ready_seconds=later(load, (low, mid, high), "imports, weights, compilation and graph capture, first time"),
     )
-
-
-def load_seconds(s: Situation) -> Figure:
-    """Every byte of the checkpoint once, at the disk's measured speed; without one, between a slow and a fast disk."""
-    size = s.checkpoint.file_bytes or s.checkpoint.tensor_bytes
-    if not size:
-        return unknown("the checkpoint's size is not known: its weights are not there")
-    measured = [p.read_bytes_per_second for p in s.machine.storage if p.read_bytes_per_second]
-    if measured:
-        return interval(size / max(measured), 0.35, f"{gib(size)} at the measured {max(measured) / 1e9:.1f} GB/s")
-    slow, usual, fast = (round(size / speed, 1) for speed in DISK_ASSUMED)
-    return Figure(low=fast, mid=usual, high=slow, because=f"{gib(size)}; no disk was measured: 1 to 7 GB/s assumed")
 
 
 def decode_bound(s: Situation, layout: Layout, stages: list[StageWeights]) -> Figure:

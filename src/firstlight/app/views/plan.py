@@ -57,6 +57,8 @@ def _summary(found: PlanSet) -> Iterator[str]:
     if best.max_model_len and best.max_concurrency.known:
         at_once = f"{best.max_concurrency.mid or 0:.1f}"
         yield f"{best.max_model_len:,} tokens a request, {at_once} such requests at once; {token_count(best.kv_tokens)} tokens of KV cache"
+        if found.verdict == "fits" and (best.max_model_len_that_fits.low or 0) > best.max_model_len:
+            yield f"up to {int(best.max_model_len_that_fits.low or 0):,} tokens a request would fit"
     if best.kv_bytes_per_token:
         dtype = "" if best.kv_cache_dtype in (None, "auto") else f" in {best.kv_cache_dtype}"
         where = "a token and GPU" if best.gpu_memory_utilization is not None else "a token"
