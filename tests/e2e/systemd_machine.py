@@ -20,7 +20,9 @@ import pytest
 SYSTEMD = "/lib/systemd/systemd"
 _CGROUP_ROOTS = ("/sys/fs/cgroup/unified", "/sys/fs/cgroup")
 
-# $1: an empty folder. The units of the distribution are hidden by SYSTEMD_UNIT_PATH.
+# $1: an empty folder; $2: systemd; $3: who raises the loopback, may be empty, with $4; then a line a place that lies on a file
+# system of its own. What systemd writes to is all its own: files above the machine's (all of them stay in /run/upper), /dev, /run,
+# shared memory; kernel settings and devices in /sys cannot be written. The distribution's units are hidden by SYSTEMD_UNIT_PATH.
 _INIT = """
 set -e
 mount --make-rprivate /
@@ -28,23 +30,38 @@ mount -t tmpfs tmpfs "$1"
 mkdir "$1/upper" "$1/work" "$1/root"
 mount -t overlay overlay -o "lowerdir=/,upperdir=$1/upper,workdir=$1/work" "$1/root"
 cd "$1/root"
-mount --rbind /dev dev
+mount -t tmpfs -o mode=755 tmpfs dev
+mkdir dev/pts dev/shm
+for name in null zero full random urandom tty; do : >dev/$name; mount --bind /dev/$name dev/$name; done
+ln -s /proc/self/fd dev/fd
+ln -s /proc/self/fd/0 dev/stdin
+ln -s /proc/self/fd/1 dev/stdout
+ln -s /proc/self/fd/2 dev/stderr
+ln -s pts/ptmx dev/ptmx
+mount -t devpts -o newinstance,ptmxmode=0666,mode=620 devpts dev/pts
+mount -t tmpfs -o mode=1777 tmpfs dev/shm
 mount -t proc proc proc
-mount -t sysfs sysfs sys
+mount --bind proc/sys proc/sys
+mount -o remount,bind,ro proc/sys
+mount -t sysfs -o ro sysfs sys
 mount -t cgroup2 cgroup2 sys/fs/cgroup
 mount -t tmpfs -o mode=755 tmpfs run
-rm -rf etc/systemd/system etc/systemd/user
-mkdir -p etc/systemd/system etc/systemd/user var/log old run/systemd
-rm -rf var/log/journal
+mkdir -p run/upper old
+mount --bind "$1/upper" run/upper
+rm -rf etc/systemd/system etc/systemd/user var/log/journal
+mkdir -p etc/systemd/system etc/systemd/user var/log run/systemd
+init=$2 raise=$3 code=$4
+shift 4
+for place in "$@"; do mkdir -p ".$place"; mount --bind "$place" ".$place"; done
 pivot_root . old
 umount -l /old
-[ -z "$3" ] || "$3" -c "$4"
+[ -z "$raise" ] || "$raise" -c "$code"
 cd /etc/systemd/system
-for name in sysinit basic multi-user default network-online shutdown umount final; do
+for name in sysinit basic multi-user default network-online shutdown umount final sockets; do
   printf '[Unit]\\nDefaultDependencies=no\\n' >$name.target
 done
 for name in .service .socket -dev-log.socket; do cp "/lib/systemd/system/systemd-journald$name" .; done
-set -- "$2" --system --unit=default.target
+set -- "$init" --system --unit=default.target
 exec env -i container=firstlight PATH="$PATH" SYSTEMD_UNIT_PATH=/etc/systemd/system SYSTEMD_LOG_TARGET=console "$@"
 """
 
@@ -83,6 +100,12 @@ def _cgroup_root() -> Path | None:
     )
 
 
+def _other_disks(folder: Path) -> list[str]:
+    """Where the tests, the interpreter and this test's own folder lie, if not on the root file system: they are bound there."""
+    wanted = {Path(sys.prefix), Path(sys.base_prefix), Path(__file__).parents[2], folder.parent}
+    return sorted(str(p.resolve()) for p in wanted if p.resolve().stat().st_dev != Path("/").stat().st_dev)
+
+
 class SystemdMachine:
     """Boots on construction; `run` runs a command inside, `path` is a file inside as seen from here, `close` ends all of it."""
 
@@ -100,8 +123,8 @@ class SystemdMachine:
         with open(self._log, "wb") as log:
             self._process = subprocess.Popen(
                 [
-                    *["unshare", "-m", "-p", "-f", "-C", "-u", *self._net, "--kill-child", "sh", "-c", _INIT],
-                    *["sh", str(folder / "mnt"), SYSTEMD, sys.executable if own_network else "", _LOOPBACK_UP],
+                    *["unshare", "-m", "-p", "-f", "-C", "-u", "-i", *self._net, "--kill-child", "sh", "-c", _INIT],
+                    *["sh", str(folder / "mnt"), SYSTEMD, sys.executable if own_network else "", _LOOPBACK_UP, *_other_disks(folder)],
                 ],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -137,6 +160,16 @@ class SystemdMachine:
         text = Path(f"/proc/{self._process.pid}/task/{self._process.pid}/children").read_text().split()
         return int(text[0]) if text and Path(f"/proc/{text[0]}/comm").read_text().strip() == "systemd" else 0
 
+    def logind(self) -> bool:
+        """Starts the system bus and logind, as on any server; False where they are not installed or do not start."""
+        for name in ("dbus.service", "dbus.socket", "systemd-logind.service", "user@.service", "user-runtime-dir@.service", "user.slice"):
+            if self.run("cp", f"/lib/systemd/system/{name}", "/etc/systemd/system").returncode != 0:
+                return False
+        self.run("ln", "-s", "systemd-logind.service", "/etc/systemd/system/dbus-org.freedesktop.login1.service")
+        self.run("systemctl", "daemon-reload")
+        started = [self.run("systemctl", "start", *units) for units in (("dbus.socket", "dbus.service"), ("systemd-logind",))]
+        return all(s.returncode == 0 for s in started)
+
     def run(self, *argv: str, env: Mapping[str, str] | None = None, seconds: float = 120) -> "subprocess.CompletedProcess[str]":
         """Never raises for an exit status. The environment is the caller's own plus `env`."""
         enter = self.enter()
@@ -159,7 +192,7 @@ class SystemdMachine:
         return int(status or 0), json.loads(text or "null")
 
     def enter(self) -> list[str]:
-        return ["nsenter", "-t", str(self.pid), "-m", "-p", "-C", "-u", *self._net, "--"]
+        return ["nsenter", "-t", str(self.pid), "-m", "-p", "-C", "-u", "-i", *self._net, "--"]
 
     def path(self, inside: str | Path) -> Path:
         return Path(f"/proc/{self.pid}/root{inside}")

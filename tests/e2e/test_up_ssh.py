@@ -1,5 +1,6 @@
 """`up --host ssh://` against a real sshd on a machine with its own files, processes, network and user: what is there is only there."""
 
+import asyncio
 import json
 import os
 import shutil
@@ -14,7 +15,8 @@ import pytest
 from e2e_runner import Firstlight, wait_for
 from systemd_machine import SystemdMachine
 
-from firstlight.app.elsewhere import ship_model
+from firstlight.app.copying import copy_model, plan_copy
+from firstlight.core.errors import FirstlightError
 from firstlight.probe.ssh import SshHost
 
 CUTS = 20
@@ -30,7 +32,7 @@ class Far:
         sshd = shutil.which("sshd", path="/usr/sbin:/usr/bin")
         if sshd is None or shutil.which("ssh") is None:
             pytest.skip("no OpenSSH server on this machine (`apt-get install openssh-server`)")
-        self.folder = folder
+        self.folder, self.sshd = folder, sshd
         folder.mkdir()
         folder.chmod(0o755)
         self.machine = SystemdMachine(folder / "machine", own_network=True)
@@ -45,6 +47,8 @@ class Far:
         for path in (Path(sys.executable), Path(sys.executable).resolve(), Path(__file__), self.folder):
             for parent in path.absolute().parents:
                 self.inside("chmod", "o+x", str(parent))
+
+        self.uid = self.inside("id", "-u", USER).strip()
 
     def _settings(self, sshd: str) -> None:
         """Written where both machines see it; the keys of the login are in the other machine alone."""
@@ -135,6 +139,8 @@ def test_every_verb_works_on_a_run_of_another_user_elsewhere(far: Far, firstligh
     assert "all slots are idle" in firstlight("logs", "far").stdout
     assert run["id"] in firstlight("describe", "far").stdout
     assert firstlight("attach", "far").returncode == 0
+    assert "ready" in firstlight("watch", "far").stderr
+    assert firstlight("diagnose", "far").returncode == 0
     again = firstlight(*up(gguf_there), seconds=240)
     assert again.returncode == 0, again.stderr
     assert firstlight("restart", "far", seconds=180).returncode == 0
@@ -144,7 +150,8 @@ def test_every_verb_works_on_a_run_of_another_user_elsewhere(far: Far, firstligh
 
 
 @pytest.mark.llamacpp
-def test_twenty_cuts_lose_no_event_and_leave_no_orphan(far: Far, firstlight: Firstlight, gguf_there: str) -> None:
+def test_twenty_cuts_lose_no_event_no_byte_and_leave_no_orphan(far: Far, firstlight: Firstlight, gguf_there: str) -> None:
+    """`up` works through them, and so do `attach`, `watch` and `logs -f` beside it."""
     cuts, over = 0, threading.Event()
 
     def cutter() -> None:
@@ -157,9 +164,11 @@ def test_twenty_cuts_lose_no_event_and_leave_no_orphan(far: Far, firstlight: Fir
         run = wait_for(
             lambda: next((r for r in firstlight.runs() if r["state"] not in ("planned", "failed") and r["supervisor"]), None), 120
         )
+        beside = {verb: firstlight.start(*verb.split()) for verb in ("logs far -f", "attach far", "watch far -o jsonl")}
         thread = threading.Thread(target=cutter, daemon=True)
         thread.start()
-        out, err = process.communicate(timeout=380)
+        out, err = process.communicate(timeout=280)
+        thread.join(CUTS * PAUSE + 10)
     finally:
         over.set()
     assert process.returncode == 0, err
@@ -171,45 +180,135 @@ def test_twenty_cuts_lose_no_event_and_leave_no_orphan(far: Far, firstlight: Fir
     events = [json.loads(line) for line in (Path(run["folder"]) / "events.jsonl").read_text().splitlines()]
     assert [e["seq"] for e in events] == list(range(len(events)))
     assert sum(e["kind"] == "ready" and "port" in e["data"] for e in events) == 1, "the supervisor's word, once"
-    lines = far.machine.path(f"{run['host_folder']}/attempts/1/engine.log").read_bytes()
-    assert firstlight("logs", "far").stdout.encode() == lines
     assert firstlight("down", "far").returncode == 0
     assert far.of_user() == []
+    lines = far.machine.path(f"{run['host_folder']}/attempts/1/engine.log").read_text()
+    said = {verb: p.communicate(timeout=60) for verb, p in beside.items()}
+    assert {verb: p.returncode for verb, p in beside.items()} == dict.fromkeys(beside, 0), said
+    assert said["logs far -f"][0] == lines, "every byte once"
+    assert "trying again" in said["logs far -f"][1], "a loss is told"
+    watched = [json.loads(line) for line in said["watch far -o jsonl"][0].splitlines()]
+    phases = [e["data"]["name"] for e in watched if e["kind"] == "phase"]
+    assert "ready" in phases
+    assert len(phases) == len(set(phases)), "no line was read twice"
     assert out
 
 
-@pytest.mark.llamacpp
-def test_a_model_that_is_fetched_here_is_copied_there(far: Far, firstlight: Firstlight, demo_gguf: Path) -> None:
-    cache = Path(os.environ["XDG_CACHE_HOME"]) / "firstlight" / "models" / "demo"
-    cache.mkdir(parents=True)
-    shutil.copy(demo_gguf, cache / demo_gguf.name)
-    started = firstlight(*up("demo", "--yes"), seconds=240)
-    assert started.returncode == 0, started.stderr
-    there = f"{HOME_THERE}/.cache/firstlight/models/{demo_gguf.name}"
-    assert far.machine.path(there).stat().st_size == demo_gguf.stat().st_size
+def test_a_host_that_is_away_says_nothing_of_its_run(far: Far, firstlight: Firstlight, gguf_there: str) -> None:
+    """Neither is the run called failed, nor does `down` say that it is over."""
+    assert firstlight(*up(gguf_there), seconds=240).returncode == 0
+    far.machine.run("mv", far.sshd, f"{far.sshd}.away")
+    far.cut()
+    try:
+        (shown,) = firstlight.runs()
+        assert shown["state"] in ("serving", "verified")
+        assert "unreachable" in shown["reason"] or "ssh" in shown["reason"] or "lost" in shown["reason"], shown["reason"]
+        refused = firstlight("down", "far")
+        assert refused.returncode != 0
+        assert "host-unreachable" in refused.stderr
+        assert firstlight("logs", "far").returncode != 0
+    finally:
+        far.machine.run("mv", f"{far.sshd}.away", far.sshd)
+    assert any("supervisor.pyz" in row for row in far.of_user()), "it served all the while"
     assert firstlight("down", "far").returncode == 0
+    assert far.of_user() == []
+
+
+@pytest.mark.llamacpp
+def test_a_model_that_only_this_machine_has_is_copied_and_no_disk_is_overfilled(
+    far: Far, firstlight: Firstlight, demo_gguf: Path, tmp_path: Path
+) -> None:
+    here = tmp_path / "only here" / "smöl one.gguf"
+    here.parent.mkdir()
+    shutil.copy(demo_gguf, here)
+    assert "copied" not in firstlight("plan", str(here), "--host", HOST, "--engine", "llamacpp").stdout, "looking copies nothing"
+    cache = f"{HOME_THERE}/.cache"
+    far.inside("runuser", "-u", USER, "--", "mkdir", "-p", cache)
+    far.inside("mount", "-t", "tmpfs", "-o", f"size=120m,uid={far.uid}", "tmpfs", cache)
+    try:
+        refused = firstlight(*up(str(here)), seconds=240)
+    finally:
+        far.inside("umount", "-l", cache)
+    assert refused.returncode == 4, refused.stderr
+    assert "no-space" in refused.stderr
+    started = firstlight(*up(str(here)), seconds=240)
+    assert started.returncode == 0, started.stderr
+    there = json.loads((Path(firstlight.runs()[0]["folder"]) / "checkpoint.json").read_text())["path"]
+    assert there.startswith(f"{HOME_THERE}/.cache/firstlight/models/")
+    assert there.endswith("/smöl one.gguf")
+    assert far.machine.path(there).read_bytes() == demo_gguf.read_bytes()
+    assert firstlight("down", "far").returncode == 0
+
+
+def copied(folder: Path) -> str:
+    host = SshHost(HOST)
+    return asyncio.run(copy_model(host, plan_copy(str(folder), host), lambda done, total: None))
 
 
 @pytest.mark.parametrize("tool", ["rsync", "sftp"])
 def test_folders_are_copied_with_what_their_links_lead_to(far: Far, tool: str, tmp_path: Path) -> None:
     if shutil.which(tool) is None:
         pytest.skip(f"{tool} is not on this machine")
-    blobs, folder = tmp_path / "blobs", tmp_path / f"a model, {tool} ü"
+    blobs, folder = tmp_path / "blobs", tmp_path / f"-a model: {tool} ü"
     (folder / "sub folder").mkdir(parents=True)
     blobs.mkdir()
     (blobs / "b1").write_bytes(b"weights")
     (folder / 'model "one".safetensors').symlink_to(blobs / "b1")
     (folder / "sub folder" / "config.json").write_text("{}")
+    (folder / "sub folder" / "round").symlink_to(folder)
+    (folder / ".git").mkdir()
+    (folder / ".git" / "big").write_bytes(b"x")
     if tool == "sftp":
         far.machine.run("mv", "/usr/bin/rsync", "/usr/bin/rsync.away")
     try:
-        there = ship_model(SshHost(HOST), str(folder))
+        there = copied(folder)
+        (blobs / "b1").write_bytes(b"others!")
+        another = copied(folder)
     finally:
         far.machine.run("mv", "/usr/bin/rsync.away", "/usr/bin/rsync")
-    assert there == f"{HOME_THERE}/.cache/firstlight/models/{folder.name}"
+    assert there != another, "other content has another place"
+    assert there.startswith(f"{HOME_THERE}/.cache/firstlight/models/")
+    assert there.endswith(f"/{folder.name}")
+    files = sorted(far.inside("find", there, "-type", "f", "-printf", "%P\\n").splitlines())
+    assert files == ['model "one".safetensors', "sub folder/config.json"]
     assert far.machine.path(f'{there}/model "one".safetensors').read_bytes() == b"weights"
-    assert not far.machine.path(f'{there}/model "one".safetensors').is_symlink()
-    assert far.machine.path(f"{there}/sub folder/config.json").read_text() == "{}"
+    assert far.machine.path(f'{another}/model "one".safetensors').read_bytes() == b"others!"
+
+
+def test_a_copy_goes_on_through_cuts(far: Far, tmp_path: Path) -> None:
+    folder, cuts, over = tmp_path / "large", 0, threading.Event()
+    folder.mkdir()
+    for i in range(24):
+        (folder / f"shard-{i}.safetensors").write_bytes(os.urandom(8 << 20))
+    seen: list[int] = []
+
+    def cutter() -> None:
+        nonlocal cuts
+        while cuts < 3 and not over.wait(0.3):
+            cuts += far.cut() > 0
+
+    host = SshHost(HOST)
+    copy = plan_copy(str(folder), host)
+    thread = threading.Thread(target=cutter, daemon=True)
+    thread.start()
+    try:
+        there = asyncio.run(copy_model(host, copy, lambda done, total: seen.append(done)))
+    finally:
+        over.set()
+    assert cuts
+    assert seen[-1] == copy.total == 24 * (8 << 20)
+    assert all((far.machine.path(there) / p.name).read_bytes() == p.read_bytes() for p in folder.iterdir())
+
+
+def test_a_disk_without_room_is_refused_before_a_byte_moves(far: Far, tmp_path: Path) -> None:
+    folder = tmp_path / "huge"
+    folder.mkdir()
+    with open(folder / "model.safetensors", "wb") as file:
+        file.truncate(1 << 43)  # a hole: 8 TiB by its size
+    with pytest.raises(FirstlightError) as refused:
+        copied(folder)
+    assert (refused.value.code, refused.value.exit_code) == ("no-space", 4)
+    assert any(e.startswith("available ") for e in refused.value.evidence)
 
 
 @pytest.mark.llamacpp

@@ -16,6 +16,7 @@ from firstlight.core.errors import Exit, FirstlightError, HostError
 from firstlight.core.ids import digest
 from firstlight.core.ports import Host
 from firstlight.core.units import format_bytes
+from firstlight.probe.patient import LOST, across_cuts
 from firstlight.probe.ssh import SshHost
 
 MARGIN = 64 << 20
@@ -92,8 +93,9 @@ async def copy_model(host: Host, copy: Copy, on_progress: Progress) -> str:
     """
     assert isinstance(host, SshHost)
     folders = {posixpath.join(copy.target, posixpath.dirname(name)).rstrip("/") for name, _ in copy.files}
-    await asyncio.to_thread(_prepare, host, copy, folders)
-    if shutil.which("rsync") and (await asyncio.to_thread(host.run, ["sh", "-c", "command -v rsync"])).ok:
+    await asyncio.to_thread(across_cuts, lambda: _prepare(host, copy, folders))
+    has_rsync = await asyncio.to_thread(across_cuts, lambda: host.run(["sh", "-c", "command -v rsync"]).ok)
+    if shutil.which("rsync") and has_rsync:
         await _rsync(host, copy, on_progress)
     elif shutil.which("sftp"):
         await _sftp(host, copy, on_progress)
@@ -181,16 +183,28 @@ async def _sftp(host: SshHost, copy: Copy, on_progress: Progress) -> None:
     argv = ["sftp", *options, *_login(words), "-b", "-", _bracketed(words[-1])]
     done = 0
     for name, size in copy.files:
-        there, part = posixpath.join(copy.target, name), posixpath.join(copy.target, name + ".part")
-        found = await asyncio.to_thread(host.stat, there)
-        if found is None or found.size != size:
-            line = f"put {_quoted(os.path.join(copy.root, name))} {_quoted(part)}\n"
-            code, said = await _run(argv, os.fsencode(line))
-            if code != 0:
-                raise _not_copied(host, copy.root, said)
-            await asyncio.to_thread(host.rename, part, there)
+        await _put(host, argv, os.path.join(copy.root, name), posixpath.join(copy.target, name), size)
         done += size
         on_progress(done, copy.total)
+
+
+async def _put(host: SshHost, argv: list[str], source: str, there: str, size: int) -> None:
+    line, deadline = os.fsencode(f"put {_quoted(source)} {_quoted(there + '.part')}\n"), time.monotonic() + PATIENCE_SECONDS
+    while True:
+        found = await asyncio.to_thread(across_cuts, lambda: host.stat(there))
+        if found is not None and found.size == size:
+            return
+        code, said = await _run(argv, line)
+        try:
+            if code == 0:
+                await asyncio.to_thread(host.rename, there + ".part", there)
+                return
+        except HostError as e:
+            if e.code not in LOST:
+                raise
+        if code not in (0, *_CUT) or time.monotonic() > deadline:
+            raise _not_copied(host, source, said)
+        await asyncio.sleep(AGAIN_SECONDS)
 
 
 def _login(words: list[str]) -> list[str]:

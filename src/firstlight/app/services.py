@@ -17,7 +17,6 @@ from firstlight.core.ids import slug
 
 STRUCTS = ("intent.json", "checkpoint.json", "machine.json", "plan.json", "launch.json", "endpoint.json", "overlay.json", "verdict.json")
 SYSTEM_FOLDER = "/etc/firstlight/services"
-LONGEST_NAME = 200  # a file name has 255 bytes, and a unit's is longer by its prefix and suffix
 
 
 class ServiceRecord(Struct, frozen=True, kw_only=True):
@@ -51,10 +50,7 @@ def service_folder(name: str, scope: str) -> Path:
 
 @contextmanager
 def changing(name: str, scope: str) -> Iterator[None]:
-    """One `install` or `uninstall` of a service at a time. Raises UsageError `service-in-progress`, `service-name-too-long`."""
-    if len(slug(name)) > LONGEST_NAME:
-        hint = "--name takes a shorter one"
-        raise UsageError("service-name-too-long", f"a service's name has {LONGEST_NAME} characters at most", hint=hint)
+    """One `install` or `uninstall` of a service at a time. Raises UsageError `service-in-progress`."""
     path = services_folder(scope) / f".{slug(name)}.lock"
     try:
         path.parent.mkdir(parents=True, mode=0o755, exist_ok=True)

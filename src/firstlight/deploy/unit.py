@@ -73,7 +73,7 @@ def _service(deployment: Deployment, options: UnitOptions) -> list[tuple[str, st
     lines = [
         ("Type", "notify"),
         ("NotifyAccess", "main"),
-        ("ExecStart", " ".join([quote(options.argv[0], variables=False), *map(quote, options.argv[1:])])),
+        ("ExecStart", " ".join([_program(options.argv[0]), *map(quote, options.argv[1:])])),
         ("TimeoutStartSec", str(start_timeout_seconds(deployment))),
         ("TimeoutStopSec", str(int(grace + 60))),
         ("WatchdogSec", str(options.watchdog_seconds)),
@@ -87,7 +87,7 @@ def _service(deployment: Deployment, options: UnitOptions) -> list[tuple[str, st
         ("UMask", "0077"),
     ]
     lines += [("User", options.user)] if options.user else []
-    lines += [("ExecStartPre", f"+-{quote(options.modprobe, variables=False)} -u -c=0")] if options.modprobe else []
+    lines += [("ExecStartPre", f"+-{_program(options.modprobe)} -u -c=0")] if options.modprobe else []
     lines += [("LoadCredential", f"{CREDENTIAL}:{rest_of_line(deployment.key_file)}")] if deployment.key_file else []
     return lines + [("Environment", _variable(k, v)) for k, v in sorted(options.environment.items())]
 
@@ -147,6 +147,13 @@ def quote(word: str, *, variables: bool = True) -> str:
         return text
     text = text.replace("\\", "\\\\").replace('"', '\\"')
     return '"' + _UNSPEAKABLE.sub(lambda m: f"\\x{ord(m[0]) & 0xFF:02x}", text) + '"'
+
+
+def _program(path: str) -> str:
+    """systemd takes no program whose path has quotes, backslashes or control characters, however they are written."""
+    if re.search(r"""["'\\]""", path) or _UNSPEAKABLE.search(path):
+        raise _refused("the program's path", path)
+    return quote(path, variables=False)
 
 
 def _variable(name: str, value: str) -> str:

@@ -37,23 +37,27 @@ class PatientSshHost(SshHost):
         return super()._lost(stderr)
 
     def _across_cuts(self, ask: Callable[[], T]) -> T:
-        deadline: float | None = None
-        while True:
-            try:
-                found = ask()
-            except HostError as e:
-                if e.code not in LOST or not self._reached:
-                    raise
-                if deadline is None:
-                    deadline = time.monotonic() + PATIENCE_SECONDS
-                    if self._on_lost:
-                        self._on_lost(e)
-                if time.monotonic() > deadline:
-                    raise
-                time.sleep(AGAIN_SECONDS)
-            else:
-                self._reached = True
-                return found
+        found = across_cuts(ask, patient=lambda: self._reached, on_lost=self._on_lost)
+        self._reached = True
+        return found
+
+
+def across_cuts(
+    ask: Callable[[], T], *, patient: Callable[[], bool] = lambda: True, on_lost: Callable[[HostError], None] | None = None
+) -> T:
+    """Asks again for ten minutes when the connection was lost; for what may be done twice. Raises HostError."""
+    deadline: float | None = None
+    while True:
+        try:
+            return ask()
+        except HostError as e:
+            if e.code not in LOST or not patient() or (deadline is not None and time.monotonic() > deadline):
+                raise
+            if deadline is None:
+                deadline = time.monotonic() + PATIENCE_SECONDS
+                if on_lost:
+                    on_lost(e)
+            time.sleep(AGAIN_SECONDS)
 
 
 def open_patient_host(name: str, on_lost: Callable[[HostError], None] | None = None) -> Host:

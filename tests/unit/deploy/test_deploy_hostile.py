@@ -49,6 +49,12 @@ def test_a_variable_that_systemd_would_pass_over_is_refused_by_name(value: str) 
     assert "VLLM_ODD" in refused.value.message
 
 
+@pytest.mark.parametrize("path", ["/it's/python", '/a "b"/python', "/a\\b/python", "/a\nb"])
+def test_a_program_that_systemd_would_not_start_is_refused(path: str) -> None:
+    with pytest.raises(UsageError, match="not-for-a-unit"):
+        render_unit(vllm(), options(argv=[path, "x"]))
+
+
 @pytest.mark.parametrize("key", ["/k\nExecStart=/bin/evil", "/k ", "/k\\", "/k\t\x00"])
 def test_a_key_s_path_that_no_line_can_hold_is_refused(key: str) -> None:
     launch = msgspec.structs.replace(vllm().launch, secret_files={"VLLM_API_KEY": key})
