@@ -6,7 +6,7 @@ VLLM := 0.32.0
 ENGINES := $(CURDIR)/.engines
 ENGINE := FIRSTLIGHT_ENGINE_PYTHON=$(ENGINES)/vllm-$(VLLM)-cpu/bin/python
 
-.PHONY: demo test test-slow test-engines engines lint bench clean
+.PHONY: demo test test-hosts test-slow test-engines engines lint bench clean
 .DEFAULT_GOAL := help
 
 help: ## this list
@@ -24,9 +24,13 @@ test-engines: .venv/test engines ## the tests on a real vLLM (CPU build)
 	$(BIN)/firstlight fetch demo
 	$(ENGINE) FIRSTLIGHT_TEST_STRICT=1 $(BIN)/python -m pytest --reruns 1 -m "vllm and not slow"
 
-test-slow: .venv/test engines ## services in a real systemd, other hosts, damaged models, kills, more of vLLM
+test-hosts: .venv/test ## services in a real systemd, other hosts through a real sshd
 	$(BIN)/firstlight fetch demo
-	$(ENGINE) FIRSTLIGHT_TEST_STRICT=1 $(BIN)/python -m pytest -m slow
+	FIRSTLIGHT_TEST_STRICT=1 $(BIN)/python -m pytest -n 2 --dist loadfile --reruns 1 -m hosts
+
+test-slow: .venv/test engines ## damaged models, kills, more of vLLM
+	$(BIN)/firstlight fetch demo
+	$(ENGINE) FIRSTLIGHT_TEST_STRICT=1 $(BIN)/python -m pytest -m "slow and not hosts"
 
 engines: .venv/embedded ## vLLM's CPU build in an environment of its own, and the Python files of three releases
 	$(BIN)/firstlight engines install vllm@$(VLLM) --cpu --to $(ENGINES)/vllm-$(VLLM)-cpu --yes

@@ -14,13 +14,11 @@ _DEMO = Path(os.environ.get("FIRSTLIGHT_TEST_GGUF") or _CACHE / "firstlight" / "
 _ENGINE_PYTHON = os.environ.get("FIRSTLIGHT_ENGINE_PYTHON", "")
 _STRICT = os.environ.get("FIRSTLIGHT_TEST_STRICT") == "1"
 
-# Minutes each: services in a real systemd, other hosts through a real sshd, damaged models on a real engine, fifty kills.
+# A minute or two each, `make test-hosts`: services in a real systemd, other hosts through a real sshd.
+HOSTS = frozenset({"test_service.py", "test_service_demo.py", "test_service_user.py", "test_up_ssh.py", "test_ssh_cuts.py"})
+# Minutes each, `make test-slow`: damaged models on a real engine, fifty kills.
 SLOW = frozenset(
     {
-        "test_service.py",
-        "test_service_user.py",
-        "test_up_ssh.py",
-        "test_ssh_cuts.py",
         "test_verify_llamacpp.py",
         "test_fetch_killed.py",
         "test_verify_vllm.py",
@@ -33,8 +31,10 @@ _XDG = {"XDG_STATE_HOME": "state", "XDG_CACHE_HOME": "cache", "XDG_DATA_HOME": "
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        if item.path.name in SLOW:
+        if item.path.name in SLOW | HOSTS:
             item.add_marker(pytest.mark.slow)
+        if item.path.name in HOSTS:
+            item.add_marker(pytest.mark.hosts)
 
 
 @pytest.fixture(autouse=True)

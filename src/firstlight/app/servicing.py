@@ -81,6 +81,8 @@ def brought_up(plan_file: str, options: Mapping[str, Any]) -> str:
     from firstlight.core.schema import decode
 
     saved = decode(Path(plan_file).read_bytes(), SavedPlan, origin=plan_file)
+    if saved.intent.host != "local":
+        raise UsageError("service-elsewhere", f"the plan is for {saved.intent.host}", hint="log in there, and install it there")
     given = {**options, "name": options["name"] or saved.intent.name, "skip": ("bench",), "engine_python": saved.intent.engine_python}
     with redirect_stdout(sys.stderr):
         code = run_up(saved.intent.model, "human", defaults(given), Planning(intent=saved.intent), saved=saved)

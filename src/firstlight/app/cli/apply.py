@@ -31,4 +31,4 @@ def command(plan_file: str, output: str, **options: Any) -> int:
         saved = decode(Path(plan_file).read_bytes(), SavedPlan, origin=plan_file)
     except OSError as e:
         raise InputError("file-unreadable", f"{plan_file} cannot be read", evidence=(e.strerror or str(e),)) from None
-    return run_up(saved.intent.model, output, defaults(options), Planning(intent=saved.intent), saved=saved)
+    return run_up(saved.intent.model, output, defaults({**options, "host": saved.intent.host}), Planning(intent=saved.intent), saved=saved)

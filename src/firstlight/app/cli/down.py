@@ -41,7 +41,7 @@ def command(run: str | None, every: bool, kill: bool, output: str) -> int:
 
 
 def _all(store: "RunStore", output: str, *, kill: bool) -> int:
-    """Runs whose record is damaged are ended too; those of a newer schema are named and left alone. One that cannot be ended hinders none."""
+    """Runs whose record is damaged are ended too; those of a newer schema are named and left alone. One that stays hinders none."""
     from firstlight.app.ending import end
     from firstlight.core.errors import FirstlightError, InputError
     from firstlight.core.run import TERMINAL

@@ -9,7 +9,7 @@ from firstlight.app.consent import Consent
 from firstlight.app.output import emit, glyphs, output_option, say, show_findings
 from firstlight.app.places import cache_folder
 from firstlight.core.errors import Exit
-from firstlight.core.fetch import Fetched, FetchEstimate
+from firstlight.core.fetch import Fetched, FetchEstimate, FetchProgress
 from firstlight.core.findings import blockers
 from firstlight.core.units import format_bytes, parse_bytes
 
@@ -31,6 +31,7 @@ class Rate(click.ParamType[int]):
 @click.command("fetch", short_help="weights on disk, verified, resumable")
 @click.argument("model")
 @click.option("--to", "to", type=click.Path(file_okay=False), help="The folder for the files.  [default: the Hugging Face cache]")
+@click.option("--host", default="local", show_default=True, metavar="HOST", help="Copy it on to this host's cache: ssh://USER@HOST.")
 @click.option("--include", multiple=True, metavar="PATTERN", help="Only files that match, instead of what an engine needs.")
 @click.option("--exclude", multiple=True, metavar="PATTERN", help="Never files that match.")
 @click.option("--limit-rate", type=Rate(), metavar="SIZE", help="At most so many bytes per second, for example 20MB.")
@@ -44,6 +45,7 @@ class Rate(click.ParamType[int]):
 def command(
     model: str,
     to: str | None,
+    host: str,
     include: tuple[str, ...],
     exclude: tuple[str, ...],
     limit_rate: int | None,
@@ -74,6 +76,8 @@ def command(
     fetched = asyncio.run(_fetch(model, to, include, exclude, limit_rate, verify))
     if placement or (fetched.bytes_total or 0) > CONSENT_BYTES:
         fetched = _placed(fetched, engine)
+    if host != "local":
+        fetched = msgspec.structs.replace(fetched, path=asyncio.run(_copied(fetched, host)))
     show_findings(fetched.findings, err=True)
     emit(fetched, output, lambda: _result(fetched))
     return 0
@@ -107,6 +111,18 @@ async def _fetch(
             on_progress=display,
             cache=str(cache_folder()),
         )
+
+
+async def _copied(fetched: Fetched, name: str) -> str:
+    """The path on another host that it was copied to."""
+    from firstlight.app.copying import copy_model, plan_copy
+    from firstlight.app.views.fetch import progress_display
+    from firstlight.probe.hosts import open_host
+
+    host = open_host(name)
+    with progress_display() as display:
+        copy = plan_copy(fetched.path, host)
+        return await copy_model(host, copy, lambda done, total: display(FetchProgress(phase="copying", bytes_done=done, bytes_total=total)))
 
 
 def _placed(fetched: Fetched, engine: str | None) -> Fetched:

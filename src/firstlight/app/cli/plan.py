@@ -14,19 +14,23 @@ EXITS = {"fits": Exit.OK, "does-not-fit": Exit.NOTHING_FEASIBLE, "blocked": Exit
 @click.command(short_help="memory, context and layout, computed")
 @click.argument("model", required=False)
 @click.option("--save", "save_to", metavar="FILE", help="Write the plan for `firstlight apply`.")
+@click.option("--host", default="local", show_default=True, metavar="HOST", help="The machine to plan for: local, or ssh://USER@HOST.")
 @click.option("--all", "show_all", is_flag=True, help="Show every rejected layout.")
 @planning_options
 @output_option
-def command(model: str | None, save_to: str | None, show_all: bool, output: str, **options: Any) -> int:
+def command(model: str | None, save_to: str | None, host: str, show_all: bool, output: str, **options: Any) -> int:
     """What fits where, from headers or a config alone, for this machine or one that is not there.
 
     Exit 0: fits. 3: nothing fits. 4: what was pinned cannot run.
     """
+    from msgspec.structs import replace
+
     from firstlight.app.looking import look
     from firstlight.app.planning import compute, save
 
     planning = planning_of(options, model=model)
-    looked = look(planning)
+    planning = replace(planning, intent=replace(planning.intent, host=host))
+    looked = look(planning, host=host)
     found = compute(planning, looked)
 
     def human() -> None:
