@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import msgspec
 from msgspec import Struct
 
-from firstlight.core.errors import HostError
+from firstlight.core.errors import HostError, UsageError
 from firstlight.core.ids import digest, slug
 from firstlight.core.machine import EngineInstall, Machine
 from firstlight.core.ports import Host
