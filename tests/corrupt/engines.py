@@ -65,10 +65,12 @@ def _end(child: "subprocess.Popen[bytes]") -> None:
 
 
 @contextmanager
-def llamacpp(model: Path, *, parallel: int = 4, context: int = 8192, extra: tuple[str, ...] = (), name: str = "demo") -> Iterator[Endpoint]:
+def llamacpp(
+    model: Path, *, parallel: int = 4, context: int = 8192, threads: int = 1, extra: tuple[str, ...] = (), name: str = "demo"
+) -> Iterator[Endpoint]:
     port = free_port()
     argv = [sys.executable, str(RUNNER), "--model", str(model), "--alias", name, "--port", str(port), "--parallel", str(parallel)]
-    argv += ["--ctx-size", str(context), "--threads", "1", "--metrics", "--kv-unified", *extra]
+    argv += ["--ctx-size", str(context), "--threads", str(threads), "--metrics", "--kv-unified", *extra]
     with process(argv, port):
         yield Endpoint(base_url=f"http://127.0.0.1:{port}/v1", model=name, engine="llamacpp", max_model_len=context)
 
@@ -80,18 +82,20 @@ def vllm(folder: Path, *, python: str, extra: tuple[str, ...] = (), name: str = 
     argv = [python, "-m", "vllm.entrypoints.cli.main", "serve", str(folder), "--served-model-name", name, "--port", str(port)]
     argv += ["--host", "127.0.0.1", "--max-model-len", "2048", "--max-num-seqs", "16", "--enforce-eager", *extra]
     own = {"VLLM_TARGET_DEVICE": "cpu", "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "VLLM_CPU_KVCACHE_SPACE": "1"}
+    own |= {"VLLM_SERVER_DEV_MODE": "1"}  # /collective_rpc and /reset_prefix_cache, by which damaged weights come into a running engine
     with process(argv, port, env={**os.environ, **own}, log=log, wait=240):
         yield Endpoint(base_url=f"http://127.0.0.1:{port}/v1", model=name, engine="vllm", max_model_len=2048)
 
 
 @contextmanager
-def liar(kind: str, *, upstream: Endpoint | None = None, after: int = 40) -> Iterator[Endpoint]:
-    """A server of `servers.py`, in front of `upstream` when it is a proxy."""
+def liar(kind: str, *, upstream: Endpoint | None = None, after: int = 40, text: str = "") -> Iterator[Endpoint]:
+    """A server of `servers.py`, in front of `upstream` when it is a proxy. text: the template that `template` asks for."""
     port = free_port()
-    argv = [sys.executable, str(SERVERS), kind, str(port), upstream.base_url if upstream else "-", str(after)]
+    argv = [sys.executable, str(SERVERS), kind, str(port), upstream.base_url if upstream else "-", str(after), text]
     with process(argv, port):
         model = upstream.model if upstream else "demo"
-        yield Endpoint(base_url=f"http://127.0.0.1:{port}/v1", model=model, engine=upstream.engine if upstream else None)
+        engine, length = (upstream.engine, upstream.max_model_len) if upstream else (None, None)
+        yield Endpoint(base_url=f"http://127.0.0.1:{port}/v1", model=model, engine=engine, max_model_len=length)
 
 
 def environment_python() -> str | None:

@@ -26,8 +26,12 @@ class Model(NamedTuple):
     weights: Weights
 
     @property
+    def architecture(self) -> str:
+        return str(self.fields["general.architecture"][1])
+
+    @property
     def layers(self) -> int:
-        return int(self.fields["llama.block_count"][1])
+        return int(self.fields[f"{self.architecture}.block_count"][1])
 
 
 def read(path: Path) -> Model:
@@ -39,7 +43,7 @@ def read(path: Path) -> Model:
 
 def write(model: Model, path: Path, kind: Type = Type.Q8_0) -> Path:
     """Matrices as `kind`, vectors as float32."""
-    writer = gguf.GGUFWriter(path, str(model.fields["general.architecture"][1]))
+    writer = gguf.GGUFWriter(path, model.architecture)
     for key, (types, value) in model.fields.items():
         if key != "general.architecture":
             writer.add_key_value(key, value, types[0], types[-1] if len(types) > 1 else None)
@@ -110,6 +114,8 @@ LLAMA3_TEMPLATE = (
     "{% if add_generation_prompt %}{{ '<|start_header_id|>assistant<|end_header_id|>\\n\\n' }}{% endif %}"
 )
 
+TEMPLATES = {"template-llama2": LLAMA2_TEMPLATE, "template-gemma": GEMMA_TEMPLATE, "template-llama3": LLAMA3_TEMPLATE}
+
 
 def _template(text: str) -> Callable[[Model], None]:
     def change(model: Model) -> None:
@@ -170,9 +176,7 @@ GROSS: dict[str, Callable[[Model], None]] = {
     "half-zeroed": half_the_layers_zeroed,
     "noise-shard": shard_of_noise,
     "tokenizer-off-by-one": tokenizer_off_by_one,
-    "template-llama2": _template(LLAMA2_TEMPLATE),
-    "template-gemma": _template(GEMMA_TEMPLATE),
-    "template-llama3": _template(LLAMA3_TEMPLATE),
+    **{name: _template(text) for name, text in TEMPLATES.items()},
 }
 MILD: dict[str, Callable[[Model], None]] = {
     "layer-zeroed": one_layer_zeroed,

@@ -1,6 +1,6 @@
 """Servers that answer without sense, and proxies that spoil a good server's answers. Small real processes.
 
-python servers.py KIND PORT UPSTREAM|- N
+python servers.py KIND PORT UPSTREAM|- N [TEMPLATE]
 """
 
 import asyncio
@@ -17,7 +17,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-KIND, PORT, UPSTREAM, AFTER = sys.argv[1], int(sys.argv[2]), sys.argv[3], int(sys.argv[4])
+KIND, PORT, UPSTREAM, AFTER, TEXT = sys.argv[1], int(sys.argv[2]), sys.argv[3], int(sys.argv[4]), (*sys.argv[5:], "")[0]
 JUNK = ["qx", "zorb", "lun", "##", "vee", "7f", "]]", "mrak", "owt", "dzi", "::", "pell", "~", "gno", "eth"]
 
 
@@ -96,8 +96,8 @@ async def forward(request: Request) -> Response:
     if request.method == "GET":
         got = await client.get(url)
         return Response(got.content, got.status_code, media_type="application/json")
-    body = json.loads(raw)
-    if body.get("stream"):
+    raw = with_template(raw) if KIND == "template" else raw
+    if _streams(raw):
         return StreamingResponse(spoiled_stream(url, raw), media_type="text/event-stream")
     got = await client.post(url, content=raw, headers={"content-type": "application/json"})
     content = got.content
@@ -106,6 +106,23 @@ async def forward(request: Request) -> Response:
     if KIND == "garble" and got.status_code == 200:
         content = json.dumps(garbled(json.loads(content))).encode()
     return Response(content, got.status_code, media_type="application/json")
+
+
+def with_template(raw: bytes) -> bytes:
+    """The request as it would be if the engine had been started with another chat template."""
+    try:
+        body = json.loads(raw)
+    except ValueError:
+        return raw
+    return json.dumps({**body, "chat_template": TEXT}).encode() if "messages" in body else raw
+
+
+def _streams(raw: bytes) -> bool:
+    """What is no JSON goes to the upstream, which refuses it."""
+    try:
+        return bool(json.loads(raw).get("stream"))
+    except ValueError:
+        return False
 
 
 async def crossed(content: bytes) -> bytes:
@@ -164,7 +181,7 @@ async def health(request: Request) -> Response:
     return PlainTextResponse("ok")
 
 
-PROXY = KIND in ("garble", "crossed")
+PROXY = KIND in ("garble", "crossed", "template")
 routes = [Route("/health", health)]
 routes += [Route("/v1/{path:path}", forward, methods=["GET", "POST"])] if PROXY else []
 routes += [Route("/v1/models", models), *(Route(f"/v1/{p}", lie, methods=["POST"]) for p in ("chat/completions", "completions"))]

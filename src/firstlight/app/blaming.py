@@ -1,8 +1,11 @@
-"""Blame inside `up`: when the answers make no sense, the same plan is started with one knob changed at a time, until one cures it."""
+"""Blame: when the answers make no sense, the same plan is started with one knob changed at a time, until one cures it.
+
+`up --blame` does it for the run that it has just started, `verify --blame` (blaming_run.py) for one that serves already.
+"""
 
 import asyncio
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
 import msgspec
@@ -20,6 +23,9 @@ from firstlight.verify.claimed import claims_for
 from firstlight.verify.verify import verify
 
 BUDGET_SECONDS = 900.0
+TRIAL_SECONDS = 120.0
+Asking = Callable[..., Awaitable[Verdict]]
+"""`verify`, or `verify` with what its caller has bound: a reference to compare with, a profile."""
 
 
 async def blame(session: Session) -> str:
@@ -45,10 +51,11 @@ async def blame(session: Session) -> str:
 class Trials:
     """One engine at a time, each in a folder of its own under `blame/`, ended with this process."""
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: Session, ask: Asking | None = None) -> None:
         self.session = session
         self.client: SupervisorClient | None = None
         self.count = 0
+        self._ask = ask or verify
 
     async def relaunch(self, knob: Knob) -> Endpoint | None:
         """The plan with the knob changed, ready; None where this plan does not have the knob. Raises FirstlightError."""
@@ -73,13 +80,14 @@ class Trials:
         self.client = await asyncio.to_thread(
             start_supervisor, self.session.host, folder=str(folder), spec=trial.launch, options=Options(held=True), run=run
         )
-        if not await asyncio.to_thread(_becomes_ready, self.client):
+        if not await asyncio.to_thread(becomes_ready, self.client):
             raise FirstlightError("trial-did-not-start", "the engine ended before it was ready", evidence=(f"{folder}/engine.log",))
 
     async def ask(self, endpoint: Endpoint, checks: Sequence[str]) -> Verdict:
         plan = self.session.plan_set
         claims = claims_for(self.session.checkpoint, plan.best.args if plan and plan.best else [])
-        return await verify(endpoint, checks=list(checks), api_key=prove.api_key(endpoint), claims=claims)
+        key = prove.api_key(endpoint)
+        return await self._ask(endpoint, checks=list(checks), api_key=key, claims=claims, budget_seconds=TRIAL_SECONDS)
 
     async def end(self) -> None:
         if self.client is not None:
@@ -92,7 +100,7 @@ def _flags(argv: list[str]) -> list[str]:
     return [w for i, w in enumerate(argv) if "--port" not in (w, argv[i - 1] if i else "")]
 
 
-def _becomes_ready(client: SupervisorClient) -> bool:
+def becomes_ready(client: SupervisorClient) -> bool:
     for event in client.events(hold=True):
         if event.kind in ("ready", "died", "failed", "ended"):
             return event.kind == "ready"

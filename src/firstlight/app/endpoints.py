@@ -7,7 +7,11 @@ from typing import NamedTuple
 from firstlight.app.store import RunFolder, RunStore
 from firstlight.core.errors import FirstlightError, InputError, UsageError
 from firstlight.core.run import Endpoint
+from firstlight.verify.answers import error_text
+from firstlight.verify.client import Api
+from firstlight.verify.wire import WireMeta, WireModel, WireModels, read
 
+LIST_SECONDS = 20.0
 KEY_VARIABLES = ("FIRSTLIGHT_API_KEY", "OPENAI_API_KEY")
 
 
@@ -22,11 +26,20 @@ class Target(NamedTuple):
 def key_from(file: str | None) -> str | None:
     """The key from a file, else from the environment. Raises InputError `api-key-unreadable`."""
     if file is None:
-        return next((os.environ[v] for v in KEY_VARIABLES if os.environ.get(v)), None)
+        found = next((os.environ[v] for v in KEY_VARIABLES if os.environ.get(v)), None)
+        return None if found is None else _plain(found, "the environment")
     try:
-        return Path(file).read_text().strip()
-    except OSError as e:
-        raise InputError("api-key-unreadable", "the key file cannot be read", evidence=(f"{file}: {e.strerror}",)) from None
+        return _plain(Path(file).read_text().strip(), file)
+    except (OSError, UnicodeDecodeError) as e:
+        why = e.strerror if isinstance(e, OSError) else "not text"
+        raise InputError("api-key-unreadable", "the key file cannot be read", evidence=(f"{file}: {why}",)) from None
+
+
+def _plain(key: str, origin: str) -> str:
+    """A key as an HTTP header can carry it. The key itself is shown nowhere."""
+    if not (key.isascii() and key.isprintable()):
+        raise InputError("api-key-unreadable", "the key is not one line of printable ASCII", evidence=(f"from {origin}",))
+    return key
 
 
 def looks_like_url(text: str) -> bool:
@@ -63,9 +76,7 @@ def _near(endpoint: Endpoint, host: str) -> Endpoint:
 
 async def _discovered(base: str, model: str | None, key: str | None) -> Endpoint:
     """The endpoint as its own model list describes it."""
-    from firstlight.verify.client import Api
-
-    api = Api(base, model or "", api_key=key)
+    api = Api(base, model or "", api_key=key, request_seconds=LIST_SECONDS)
     try:
         status, body = await api.get("/models")
     except FirstlightError as e:
@@ -73,26 +84,24 @@ async def _discovered(base: str, model: str | None, key: str | None) -> Endpoint
         raise FirstlightError("endpoint-unreachable", "the endpoint does not answer", evidence=(e.message,), hint=hint) from None
     finally:
         await api.close()
-    rows = body.get("data") if status == 200 and isinstance(body, dict) else None
-    if not rows:
+    listed = read(body, WireModels) if status == 200 else f"status {status}"
+    if isinstance(listed, str) or not listed.data:
+        if model is not None:
+            return Endpoint(base_url=base, model=model)
         hint = "give a key by --api-key-file" if status in (401, 403) else "name the model by --model"
-        if model is None:
-            raise FirstlightError("no-model-list", f"GET {base}/models: status {status}", evidence=(str(body)[:200],), hint=hint)
-        return Endpoint(base_url=base, model=model)
-    return _described(base, rows, model)
+        why = listed if isinstance(listed, str) else "an empty list"
+        raise FirstlightError("no-model-list", f"GET {base}/models: {why}", evidence=(error_text(body)[:200],), hint=hint)
+    return _described(base, listed.data, model)
 
 
-def _described(base: str, rows: list[dict[str, object]], model: str | None) -> Endpoint:
-    names = [str(r.get("id")) for r in rows]
+def _described(base: str, rows: list[WireModel], model: str | None) -> Endpoint:
+    names = [r.id or "unnamed" for r in rows]
     if model is None and len(names) > 1:
         raise UsageError("model-ambiguous", f"{len(names)} models are served", evidence=tuple(names[:8]), hint=f"--model {names[0]}")
-    row = next((r for r in rows if r.get("id") == model), rows[0])
-    meta = row.get("meta")
-    length = row.get("max_model_len") or (meta.get("n_ctx") if isinstance(meta, dict) else None)
-    owner = row.get("owned_by")
+    row = next((r for r in rows if r.id == model), rows[0])
     return Endpoint(
         base_url=base,
         model=model or names[0],
-        engine=owner if isinstance(owner, str) and owner in ("vllm", "llamacpp", "sglang") else None,
-        max_model_len=length if isinstance(length, int) else None,
+        engine=row.owned_by if row.owned_by in ("vllm", "llamacpp", "sglang") else None,
+        max_model_len=row.max_model_len or (row.meta or WireMeta()).n_ctx,
     )

@@ -1,7 +1,9 @@
 """`firstlight verify`: options to checks, and the verdict for a person."""
 
+import functools
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 import msgspec
@@ -17,6 +19,9 @@ from firstlight.core.verdict import CheckResult, Verdict
 from firstlight.verify.claimed import claims_for
 from firstlight.verify.session import Claims
 from firstlight.verify.verify import save_reference, verify
+
+if TYPE_CHECKING:
+    from firstlight.app.blaming import Asking
 
 
 class Verifying(msgspec.Struct, kw_only=True):
@@ -37,6 +42,9 @@ class Verifying(msgspec.Struct, kw_only=True):
     engine_python: str | None = None
     tolerance: str = "same"
     budget: float | None = None
+    blame: bool = False
+    yes: bool = False
+    allow: Sequence[str] = ()
     live: bool = False
 
 
@@ -46,23 +54,29 @@ async def verify_with(wanted: Verifying) -> Verdict:
     trusted = _trusted(wanted.against, wanted.engine_python) if wanted.against else None
     if wanted.live:
         click.echo(f"{target.endpoint.base_url}  {target.endpoint.model}  {wanted.profile}")
-    verdict = await verify(
+    ask = functools.partial(verify, profile=wanted.profile, claims=_claims(wanted, target), trusted=trusted, tolerance=wanted.tolerance)
+    verdict = await ask(
         target.endpoint,
-        profile=wanted.profile,
         checks=[c for c in (wanted.checks or "").split(",") if c],
         accept=frozenset(wanted.accept),
         on_check=_show_check if wanted.live else None,
         api_key=target.api_key,
-        claims=_claims(wanted, target),
-        trusted=trusted,
-        tolerance=wanted.tolerance,
         budget_seconds=wanted.budget,
     )
+    if wanted.blame:
+        verdict = await _blamed(verdict, target, ask, wanted)
     if target.folder:
         target.folder.save(verdict, "verdict.json")
     if wanted.save_reference:
         await _save(wanted.save_reference, verdict, target)
     return verdict
+
+
+async def _blamed(verdict: Verdict, target: Target, ask: "Asking", wanted: Verifying) -> Verdict:
+    from firstlight.app.blaming_run import blamed
+    from firstlight.app.consent import Consent
+
+    return await blamed(verdict, target, ask, Consent(yes=wanted.yes, allowed=frozenset(wanted.allow)))
 
 
 def _trusted(ref: str, python: str | None) -> Reference:
@@ -131,5 +145,10 @@ def show_verdict(verdict: Verdict, wanted: Verifying) -> None:
         click.secho(f"\n{marks.ok} passed: {counts}", fg="green")
     else:
         click.secho(f"\n{marks.fail} not passed: {counts}; failed: {', '.join(failed) or 'nothing could be judged'}", fg="red")
+    for entry in verdict.blame or []:
+        glyph, word = (marks.warn, "culprit") if entry.culprit else (marks.skip, "not the culprit")
+        click.secho(f"  {glyph} {word}: {entry.knob}", fg="yellow" if entry.culprit else None)
+        for line in entry.evidence:
+            click.echo(f"      {line}")
     for line in verdict.cannot_see:
         click.echo(f"  cannot see {line}")

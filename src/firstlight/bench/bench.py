@@ -109,13 +109,16 @@ class _Sweep:
         """One request that is not counted; finds out whether this is a chat endpoint, and whether it knows `ignore_eos`."""
         user, record = User(self._target), None
         for self._path, self._ignore_eos in FORMS:
-            record = await user.send(self._path, self._prompts(0).body(), seconds=REQUEST_SECONDS)
+            record = await self._send(user, self._prompts(0))
             if not (record.error and record.error.startswith("status 4")):
                 break
         user.close()
         if record is None or record.error or not record.times:
             evidence = record.error if record and record.error else "no chunk with text"
             raise FirstlightError("bench-no-answer", "the endpoint gave no stream", evidence=(evidence,))
+
+    async def _send(self, user: User, prompts: Prompts) -> Record:
+        return await user.send(self._path, prompts.body(), seconds=REQUEST_SECONDS, tokens=self._profile.output_tokens)
 
     async def level(self, concurrency: int) -> BenchPoint:
         """Closed loop: `concurrency` users, each sends its next request when the last one ended, until the time is over."""
@@ -136,7 +139,7 @@ class _Sweep:
     async def _user(self, user: User, prompts: Prompts, deadline: float) -> list[Record]:
         records: list[Record] = []
         while not records or time.perf_counter() < deadline:
-            records.append(await user.send(self._path, prompts.body(), seconds=REQUEST_SECONDS))
+            records.append(await self._send(user, prompts))
             if records[-1].error:
                 await asyncio.sleep(0.05)
         user.close()

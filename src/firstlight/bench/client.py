@@ -14,6 +14,11 @@ from msgspec import Struct
 
 from firstlight.core.errors import FirstlightError
 
+CONNECT_SECONDS = 10.0
+STALL_SECONDS = 30.0
+LARGEST_PART = 4 << 20  # bytes of one head, line or HTTP chunk
+CHUNKS_A_TOKEN = 8  # a stream of more chunks than so many a token will not end
+
 
 class Delta(Struct):
     content: str | None = None
@@ -81,26 +86,33 @@ _decode = msgspec.json.Decoder(Chunk).decode
 
 
 class _Reader(asyncio.Protocol):
-    """Reads one reply at a time. feed path: bytes -> body bytes (chunked or counted) -> lines -> record."""
+    """Reads one reply at a time. feed path: bytes -> body bytes (chunked or counted) -> lines -> record.
+
+    A reply that is not HTTP, or that goes on past what was asked for, ends the request with an error and the connection with it.
+    """
 
     def __init__(self) -> None:
         self.transport: asyncio.Transport | None = None
         self.record: Record | None = None
         self.done: asyncio.Future[None] | None = None
         self.closed = False
-        self._reset()
+        self.heard = 0.0
+        self._reset(0)
 
-    def _reset(self) -> None:
+    def _reset(self, most: int) -> None:
         self._buffer = b""
         self._lines = b""
         self._in_head = True
         self._chunked = False
         self._left = -1
+        self._most = most
         self.status = 0
 
-    def begin(self, record: Record) -> asyncio.Future[None]:
-        self._reset()
+    def begin(self, record: Record, most: int) -> asyncio.Future[None]:
+        """most: chunks with text, after which a stream counts as endless."""
+        self._reset(most)
         self.record = record
+        self.heard = record.started
         self.done = asyncio.get_running_loop().create_future()
         return self.done
 
@@ -117,22 +129,43 @@ class _Reader(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         if self.record is None:
             return
-        now = time.perf_counter()
+        self.heard = time.perf_counter()
+        try:
+            self._received(data, self.heard)
+        except (ValueError, IndexError) as e:
+            self._give_up(f"the reply is not HTTP: {e}")
+
+    def _received(self, data: bytes, now: float) -> None:
         if self._in_head:
             self._buffer += data
             head, found, data = self._buffer.partition(b"\r\n\r\n")
             if not found:
+                self._keep(self._buffer)
                 return
-            self._read_head(head)
             self._buffer = b""
+            self._read_head(head)
         if self._chunked:
             self._feed_chunked(data, now)
         else:
             self._feed_counted(data, now)
 
+    def _keep(self, rest: bytes) -> bytes:
+        """What is not whole yet, unless it is longer than anything that could become whole."""
+        if len(rest) > LARGEST_PART:
+            raise ValueError(f"a line of more than {LARGEST_PART >> 20} MiB")
+        return rest
+
+    def _give_up(self, why: str) -> None:
+        self._end(why)
+        if self.transport:
+            self.transport.abort()
+        self.closed = True
+
     def _read_head(self, head: bytes) -> None:
-        self._in_head = False
         lines = head.lower().split(b"\r\n")
+        if not lines[0].startswith(b"http/"):
+            raise ValueError(lines[0][:40].decode("ascii", "replace"))
+        self._in_head = False
         self.status = int(lines[0].split(b" ", 2)[1])
         for line in lines[1:]:
             name, _, value = line.partition(b":")
@@ -152,7 +185,7 @@ class _Reader(asyncio.Protocol):
         """HTTP chunks: size in hex, CRLF, bytes, CRLF; a zero ends the body. Chunks need not match events."""
         buffer = self._buffer + data if self._buffer else data
         at = 0
-        while True:
+        while self.record is not None:
             line_end = buffer.find(b"\r\n", at)
             if line_end < 0:
                 break
@@ -165,11 +198,12 @@ class _Reader(asyncio.Protocol):
                 break
             self._text(buffer[line_end + 2 : end], now)
             at = end + 2
-        self._buffer = buffer[at:]
+        self._buffer = self._keep(buffer[at:])
 
     def _text(self, data: bytes, now: float) -> None:
         block = self._lines + data if self._lines else data
-        *lines, self._lines = block.split(b"\n")
+        *lines, rest = block.split(b"\n")
+        self._lines = self._keep(rest)
         for line in lines:
             if line.startswith(b"data:"):
                 self._event(line[5:].strip(), now)
@@ -192,12 +226,16 @@ class _Reader(asyncio.Protocol):
             if choice.text or (delta and (delta.content or delta.reasoning_content or delta.reasoning)):
                 record.times.append(now)
             record.finish_reason = choice.finish_reason or record.finish_reason
+        if len(record.times) > self._most:
+            self._give_up(f"{len(record.times)} chunks, many more than the tokens asked for, and no end")
 
     def _end(self, error: str | None) -> None:
         if self.record is not None:
             self.record.finished = time.perf_counter()
             if self.status not in (0, 200):
                 error = f"status {self.status}: {self._lines.decode(errors='replace')[:200]}"
+            if error is None and not self.record.times and self._lines:
+                error = f"no stream of events: {self._lines[:120].decode(errors='replace')}"
             self.record.error = self.record.error or error
         self.record = None
         if self.done and not self.done.done():
@@ -215,34 +253,47 @@ class User:
         if self._reader is None or self._reader.closed:
             context = ssl.create_default_context() if self._target.tls else None
             loop = asyncio.get_running_loop()
-            _, self._reader = await loop.create_connection(_Reader, self._target.host, self._target.port, ssl=context)
+            async with asyncio.timeout(CONNECT_SECONDS):
+                _, self._reader = await loop.create_connection(_Reader, self._target.host, self._target.port, ssl=context)
         return self._reader
 
-    async def send(self, path: str, body: bytes, *, seconds: float) -> Record:
-        """One streamed request, start to end. Failures are in the record, never raised."""
+    async def send(self, path: str, body: bytes, *, seconds: float, tokens: int = 4096) -> Record:
+        """One streamed request of at most `tokens` tokens, start to end. Failures are in the record, never raised."""
         record = Record(started=time.perf_counter())
         try:
-            async with asyncio.timeout(seconds):
-                if not await self._exchange(record, path, body):
-                    record = Record(started=time.perf_counter())
-                    await self._exchange(record, path, body)
+            if not await self._exchange(record, path, body, seconds, tokens):
+                record = Record(started=time.perf_counter())
+                await self._exchange(record, path, body, seconds, tokens)
         except TimeoutError:
-            record.error = f"no end within {seconds:.0f} s"
-            self.close()
-        except OSError as e:
+            record.error = f"no connection within {CONNECT_SECONDS:.0f} s"
+        except (OSError, UnicodeError) as e:
             record.error = f"{type(e).__name__}: {e}"
+        if record.error:
+            self.close()
         record.finished = record.finished or time.perf_counter()
         return record
 
-    async def _exchange(self, record: Record, path: str, body: bytes) -> bool:
+    async def _exchange(self, record: Record, path: str, body: bytes, seconds: float, tokens: int) -> bool:
         """Sends and waits. False when a kept connection turned out to be closed before any byte came: HTTP's case for one retry."""
         kept = self._reader
         reader = await self._connected()
-        done = reader.begin(record)
+        done = reader.begin(record, CHUNKS_A_TOKEN * tokens + 64)
         assert reader.transport is not None
         reader.transport.write(self._target.request(path, body))
-        await done
+        await self._ended(reader, done, seconds)
         return not (reader is kept and reader.closed and reader.status == 0)
+
+    async def _ended(self, reader: _Reader, done: asyncio.Future[None], seconds: float) -> None:
+        """Until the reply has ended, is too late as a whole, or has fallen silent after its first text."""
+        record = reader.record
+        while record is not None and not done.done():
+            now = time.perf_counter()
+            limit = record.started + seconds if not record.times else min(record.started + seconds, reader.heard + STALL_SECONDS)
+            if now >= limit:
+                late = now >= record.started + seconds
+                record.error = f"no end within {seconds:.0f} s" if late else f"silence of {STALL_SECONDS:.0f} s inside the stream"
+                return
+            await asyncio.wait({done}, timeout=min(limit - now, STALL_SECONDS))
 
     def close(self) -> None:
         if self._reader and self._reader.transport:

@@ -1,6 +1,7 @@
 """The engine's own gauges while it is measured: preemptions and how full the KV cache was."""
 
 import asyncio
+import math
 import re
 import ssl
 from contextlib import suppress
@@ -12,6 +13,7 @@ PREEMPTIONS = ("vllm:num_preemptions_total", "vllm:num_preemptions", "sglang:num
 KV_USAGE = ("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc", "sglang:token_usage", "llamacpp:kv_cache_usage_ratio")
 _SAMPLE = re.compile(r"^([A-Za-z_:][\w:]*)(?:\{[^}]*\})?\s+([-+0-9.eEInfNa]+)", re.M)
 EVERY_SECONDS = 0.25
+LARGEST_BYTES = 8 << 20
 
 
 class Gauges(NamedTuple):
@@ -25,11 +27,19 @@ def read_gauges(text: str) -> Gauges:
     """From a Prometheus text; several series of one name (engines, ranks) are added for counters, and their largest taken for shares."""
     values: dict[str, list[float]] = {}
     for name, value in _SAMPLE.findall(text):
-        if name in PREEMPTIONS or name in KV_USAGE:
-            values.setdefault(name, []).append(float(value))
+        if (name in PREEMPTIONS or name in KV_USAGE) and (number := _finite(value)) is not None:
+            values.setdefault(name, []).append(number)
     counted = next((values[n] for n in PREEMPTIONS if n in values), None)
     shares = next((values[n] for n in KV_USAGE if n in values), None)
     return Gauges(round(sum(counted)) if counted else None, max(shares) if shares else None)
+
+
+def _finite(text: str) -> float | None:
+    try:
+        value = float(text)
+    except ValueError:
+        return None
+    return value if math.isfinite(value) else None
 
 
 class Sampler:
@@ -63,7 +73,7 @@ class Sampler:
                 self._kv.append(self._last.kv)
 
     async def _read(self) -> Gauges | None:
-        with suppress(OSError, TimeoutError):
+        with suppress(OSError, TimeoutError, ValueError):
             async with asyncio.timeout(2.0):
                 status, text = await plain_get(self._target, "/metrics")
             if status == 200:
@@ -83,13 +93,21 @@ class Sampler:
 
 
 async def plain_get(target: Target, path: str) -> tuple[int, str]:
-    """A GET on the server's root (not under /v1) over its own connection."""
+    """A GET on the server's root (not under /v1) over its own connection. Raises ValueError for what is not HTTP."""
     context = ssl.create_default_context() if target.tls else None
     reader, writer = await asyncio.open_connection(target.host, target.port, ssl=context)
     root = target.prefix.removesuffix("/v1")
     try:
         writer.write(f"GET {root}{path} HTTP/1.1\r\n".encode() + target.headers + b"Connection: close\r\n\r\n")
-        head, _, body = (await reader.read(-1)).partition(b"\r\n\r\n")
+        head, _, body = (await _read_all(reader)).partition(b"\r\n\r\n")
     finally:
         writer.close()
-    return int(head.split(b" ", 2)[1]), body.decode(errors="replace")
+    status = head.split(b" ", 2)[1:2]
+    return int(status[0]) if status else 0, body.decode(errors="replace")
+
+
+async def _read_all(reader: asyncio.StreamReader) -> bytes:
+    kept = bytearray()
+    while len(kept) < LARGEST_BYTES and (block := await reader.read(65536)):
+        kept += block
+    return bytes(kept)

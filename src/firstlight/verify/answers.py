@@ -1,15 +1,29 @@
 """Answers as the endpoint gave them: whole or streamed, chat or completion, either logprob shape, into one struct."""
 
 import json
+from collections.abc import Iterable
 from typing import Any
 
 from msgspec import Struct
 
 from firstlight.core.errors import FirstlightError
+from firstlight.verify.wire import (
+    WireAnswer,
+    WireCall,
+    WireChoice,
+    WireDetails,
+    WireFunction,
+    WireLogprobs,
+    WireMessage,
+    WireRow,
+    WireUsage,
+    decoded,
+    read,
+)
 
 
 class NoAnswer(FirstlightError):
-    """The endpoint did not answer: code `connection` or `stall`."""
+    """The endpoint did not answer: code `connection`, `stall`, `endless` or `too-large`."""
 
     def __init__(self, code: str, message: str) -> None:
         super().__init__(code, message, hint="look at the engine's log; `firstlight watch` reads it")
@@ -63,12 +77,16 @@ class Answer(Struct, kw_only=True):
 
 
 def answer_from_body(status: int, body: Any, seconds: float) -> Answer:
-    """A whole reply; anything that is not a completion becomes an Answer with `error`."""
-    choices = body.get("choices") if isinstance(body, dict) else None
-    if status != 200 or not isinstance(choices, list) or not choices:
-        return Answer(status=status if status != 200 else 502, error=error_text(body), seconds=seconds, body=body)
-    answer = _choice(choices[0], Answer(status=status, seconds=seconds, body=body))
-    answer.usage = _usage(body.get("usage"))
+    """A whole reply; anything that is not a completion becomes an Answer with `error`, status 502 where the server said 200."""
+    if status != 200:
+        return Answer(status=status, error=error_text(body), seconds=seconds, body=body)
+    found = read(body, WireAnswer)
+    if isinstance(found, str) or not found.choices:
+        shown = error_text(body) or "an empty answer"
+        words = f"{found}: {shown}" if isinstance(found, str) else f"no choices: {shown}"
+        return Answer(status=502, error=words[:300], seconds=seconds, body=body)
+    answer = _choice(found.choices[0], Answer(status=status, seconds=seconds, body=body))
+    answer.usage = _usage(found.usage)
     return answer
 
 
@@ -80,48 +98,63 @@ def error_text(body: Any) -> str:
     return " ".join(str(body).split())[:300]
 
 
-def _choice(choice: dict[str, Any], answer: Answer) -> Answer:
-    message = choice.get("message") or {}
-    answer.text = message.get("content") or choice.get("text") or ""
-    answer.reasoning = message.get("reasoning_content") or message.get("reasoning") or ""
-    answer.role = message.get("role")
-    answer.tool_calls = message.get("tool_calls") or []
-    answer.finish_reason = choice.get("finish_reason")
-    answer.tokens = token_rows(choice.get("logprobs"))
+def _choice(choice: WireChoice, answer: Answer) -> Answer:
+    message = choice.message or WireMessage()
+    answer.text = _text(message) or choice.text or ""
+    answer.reasoning = message.reasoning_content or message.reasoning or ""
+    answer.role = message.role
+    answer.tool_calls = [_call(c) for c in message.tool_calls or []]
+    answer.finish_reason = choice.finish_reason
+    answer.tokens = token_rows(choice.logprobs)
     return answer
 
 
-def _usage(usage: Any) -> Usage:
-    if not isinstance(usage, dict):
-        return Usage()
-    cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens")
-    return Usage(usage.get("prompt_tokens"), usage.get("completion_tokens"), usage.get("total_tokens"), cached)
+def _text(message: WireMessage) -> str:
+    parts = message.content
+    if isinstance(parts, list):
+        return "".join(p["text"] for p in parts if isinstance(p.get("text"), str))
+    return parts or ""
 
 
-def token_rows(logprobs: Any) -> list[TokenRow]:
+def _call(call: WireCall) -> dict[str, Any]:
+    """As the API wants it sent back; arguments that came as an object become its JSON."""
+    function = call.function or WireFunction()
+    return {"id": call.id, "type": "function", "function": {"name": function.name or "", "arguments": _arguments(function)}}
+
+
+def _arguments(function: WireFunction) -> str:
+    given = function.arguments
+    return given if isinstance(given, str) else "" if given is None else json.dumps(given)
+
+
+def _usage(usage: WireUsage | None) -> Usage:
+    u = usage or WireUsage()
+    return Usage(u.prompt_tokens, u.completion_tokens, u.total_tokens, (u.prompt_tokens_details or WireDetails()).cached_tokens)
+
+
+def token_rows(logprobs: WireLogprobs | None) -> list[TokenRow]:
     """Both published shapes: `content: [{token, logprob, top_logprobs}]`, and `tokens / token_logprobs / top_logprobs` lists."""
-    if not isinstance(logprobs, dict):
+    if logprobs is None:
         return []
-    if isinstance(logprobs.get("content"), list):
-        return [_row(r) for r in logprobs["content"]]
-    tokens, values = logprobs.get("tokens") or [], logprobs.get("token_logprobs") or []
-    tops = logprobs.get("top_logprobs") or [None] * len(tokens)
+    if logprobs.content is not None:
+        return [_row(r) for r in logprobs.content]
+    tokens, values = logprobs.tokens or [], logprobs.token_logprobs or []
+    tops = logprobs.top_logprobs or [None] * len(tokens)
     return [TokenRow(t, _number(v), _sorted((top or {}).items())) for t, v, top in zip(tokens, values, tops, strict=False)]
 
 
-def _row(row: dict[str, Any]) -> TokenRow:
-    top = _sorted((t.get("token", ""), t.get("logprob")) for t in row.get("top_logprobs") or [])
-    raw = row.get("bytes")
-    return TokenRow(row.get("token", ""), _number(row.get("logprob")), top, tuple(raw) if raw else None, row.get("id"))
+def _row(row: WireRow) -> TokenRow:
+    top = _sorted((t.token, t.logprob) for t in row.top_logprobs or [])
+    return TokenRow(row.token, _number(row.logprob), top, tuple(row.bytes) if row.bytes else None, row.id)
 
 
-def _sorted(pairs: Any) -> tuple[tuple[str, float], ...]:
+def _sorted(pairs: Iterable[tuple[str, float | None]]) -> tuple[tuple[str, float], ...]:
     return tuple(sorted(((t, _number(v)) for t, v in pairs), key=lambda p: -p[1]))
 
 
-def _number(value: Any) -> float:
+def _number(value: float | None) -> float:
     """A logprob that is absent or null counts as not a number."""
-    return float(value) if isinstance(value, int | float) else float("nan")
+    return float("nan") if value is None else float(value)
 
 
 class AnswerBuilder:
@@ -131,6 +164,10 @@ class AnswerBuilder:
         self._started = started
         self._answer = Answer(status=200, done=False)
         self._calls: dict[int, dict[str, Any]] = {}
+
+    @property
+    def chunks(self) -> int:
+        return len(self._answer.chunks)
 
     def elapsed(self, now: float) -> float:
         return now - self._started
@@ -143,42 +180,46 @@ class AnswerBuilder:
         if data == "[DONE]":
             self._answer.done = True
             return
-        try:
-            event = json.loads(data)
-        except ValueError:
+        event = decoded(data.encode())
+        if isinstance(event, str):
             self._answer.error = f"a chunk is not JSON: {data[:80]!r}"
             return
-        self._event(event, now)
+        found = read(event, WireAnswer)
+        if isinstance(found, str):
+            self._answer.error = f"a chunk is {found}"
+            return
+        self._event(found, now)
 
-    def _event(self, event: dict[str, Any], now: float) -> None:
-        if "error" in event:
-            self._answer.error = error_text(event)
-        if event.get("usage"):
-            self._answer.usage = _usage(event["usage"])
-        for choice in event.get("choices") or []:
-            if choice.get("index", 0) == 0:
+    def _event(self, event: WireAnswer, now: float) -> None:
+        if event.error is not None:
+            self._answer.error = error_text({"error": event.error})
+        if event.usage:
+            self._answer.usage = _usage(event.usage)
+        for choice in event.choices or []:
+            if not choice.index:
                 self._delta(choice, now)
 
-    def _delta(self, choice: dict[str, Any], now: float) -> None:
-        answer, delta = self._answer, choice.get("delta") or {}
-        text = delta.get("content") or choice.get("text") or ""
-        reasoning = delta.get("reasoning_content") or delta.get("reasoning") or ""
+    def _delta(self, choice: WireChoice, now: float) -> None:
+        answer, delta = self._answer, choice.delta or WireMessage()
+        text = _text(delta) or choice.text or ""
+        reasoning = delta.reasoning_content or delta.reasoning or ""
         answer.text += text
         answer.reasoning += reasoning
-        answer.role = delta.get("role") or answer.role
-        answer.finish_reason = choice.get("finish_reason") or answer.finish_reason
-        answer.tokens += token_rows(choice.get("logprobs"))
+        answer.role = delta.role or answer.role
+        answer.finish_reason = choice.finish_reason or answer.finish_reason
+        answer.tokens += token_rows(choice.logprobs)
         if text or reasoning:
             answer.chunks.append((now - self._started, text or reasoning))
-        for call in delta.get("tool_calls") or []:
+        for call in delta.tool_calls or []:
             self._tool_delta(call)
 
-    def _tool_delta(self, call: dict[str, Any]) -> None:
-        kept = self._calls.setdefault(call.get("index", 0), {"id": None, "type": "function", "function": {"name": "", "arguments": ""}})
-        kept["id"] = call.get("id") or kept["id"]
-        function = call.get("function") or {}
-        kept["function"]["name"] += function.get("name") or ""
-        kept["function"]["arguments"] += function.get("arguments") or ""
+    def _tool_delta(self, call: WireCall) -> None:
+        fresh = {"id": None, "type": "function", "function": {"name": "", "arguments": ""}}
+        kept = self._calls.setdefault(call.index or 0, fresh)
+        kept["id"] = call.id or kept["id"]
+        function = call.function or WireFunction()
+        kept["function"]["name"] += function.name or ""
+        kept["function"]["arguments"] += _arguments(function)
 
     def finish(self, now: float) -> Answer:
         self._answer.seconds = now - self._started

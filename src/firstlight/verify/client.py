@@ -2,16 +2,34 @@
 
 import asyncio
 import json
+import secrets
 import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
 import httpx2
+from msgspec import Struct
 
 from firstlight.verify.answers import Answer, AnswerBuilder, NoAnswer, answer_from_body
+from firstlight.verify.wire import decoded
 
 STALL_SECONDS = 20.0
+LARGEST_BYTES = 32 << 20  # of one answer: no chat answer, list of models or batch of embeddings comes near
+LARGEST_LINE = 4 << 20
+MORE_CHUNKS = 8  # a stream of more chunks than so many a token asked for will not end: a token has a few bytes at least
+FRESH = {"Connection": "close"}
+FAILED = (httpx2.HTTPError, httpx2.InvalidURL)
+
+
+class Varied(Struct, frozen=True, kw_only=True):
+    """How requests differ from the plain ones. fields: added to each body; salt: the field that gets a fresh value in each."""
+
+    fields: dict[str, Any] = {}
+    salt: str | None = None
+
+    def body(self, plain: Mapping[str, Any]) -> dict[str, Any]:
+        return {**plain, **self.fields, **({self.salt: secrets.token_hex(16)} if self.salt else {})}
 
 
 class Api:
@@ -21,13 +39,22 @@ class Api:
     """
 
     def __init__(
-        self, base_url: str, model: str, *, api_key: str | None = None, request_seconds: float = 120.0, stall_seconds: float | None = None
+        self,
+        base_url: str,
+        model: str,
+        *,
+        api_key: str | None = None,
+        request_seconds: float = 120.0,
+        stall_seconds: float | None = None,
+        varied: Varied = Varied(),
     ) -> None:
         self.base_url = base_url.rstrip("/")
         self.model = model
         self.stall_seconds = STALL_SECONDS if stall_seconds is None else stall_seconds
         self.request_seconds = request_seconds
-        headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+        self.varied = varied
+        # No compression: it would hide the chunk borders, and a small answer could unpack to a huge one.
+        headers = {"Accept-Encoding": "identity", **({"Authorization": f"Bearer {api_key}"} if api_key else {})}
         limits = httpx2.Limits(max_connections=None, max_keepalive_connections=32)
         timeout = httpx2.Timeout(request_seconds, connect=10.0)
         self._http = httpx2.AsyncClient(headers=headers, limits=limits, timeout=timeout, trust_env=False)
@@ -52,23 +79,29 @@ class Api:
         content = body if isinstance(body, bytes) or body is None else json.dumps(body).encode()
         try:
             async with asyncio.timeout(self.request_seconds):
-                reply = await self._sent(method, url, content)
+                status, raw = await self._sent(method, url, content)
         except TimeoutError:
             raise NoAnswer("stall", f"{method} {url}: no answer within {self.request_seconds:.0f} s") from None
-        except httpx2.HTTPError as e:
+        except FAILED as e:
             raise NoAnswer("connection", f"{method} {url}: {type(e).__name__}: {e}") from None
-        try:
-            return reply.status_code, json.loads(reply.content)
-        except ValueError:
-            return reply.status_code, reply.text
+        return status, decoded(raw)
 
-    async def _sent(self, method: str, url: str, content: bytes | None) -> httpx2.Response:
+    async def _sent(self, method: str, url: str, content: bytes | None) -> tuple[int, bytes]:
         """A kept connection that the server closed meanwhile says nothing about the server: once more on a fresh one."""
-        headers = {"Content-Type": "application/json"}
         try:
-            return await self._http.request(method, url, content=content, headers=headers)
+            return await self._exchanged(method, url, content, {})
         except httpx2.RemoteProtocolError:
-            return await self._http.request(method, url, content=content, headers={**headers, "Connection": "close"})
+            return await self._exchanged(method, url, content, FRESH)
+
+    async def _exchanged(self, method: str, url: str, content: bytes | None, headers: dict[str, str]) -> tuple[int, bytes]:
+        headers = {"Content-Type": "application/json", **headers}
+        async with self._http.stream(method, url, content=content, headers=headers) as reply:
+            kept = bytearray()
+            async for block in reply.aiter_bytes():
+                kept += block
+                if len(kept) > LARGEST_BYTES:
+                    raise _too_large(f"{method} {url}")
+            return reply.status_code, bytes(kept)
 
     async def chat(self, messages: list[dict[str, Any]], **options: Any) -> Answer:
         """POST /chat/completions, whole answer."""
@@ -80,7 +113,7 @@ class Api:
 
     async def _ask(self, path: str, body: dict[str, Any]) -> Answer:
         started = time.monotonic()
-        status, reply = await self.post(path, {"model": self.model, **body})
+        status, reply = await self.post(path, self.varied.body({"model": self.model, **body}))
         return answer_from_body(status, reply, time.monotonic() - started)
 
     async def stream(self, path: str, body: Mapping[str, Any]) -> Answer:
@@ -88,33 +121,60 @@ class Api:
         builder = AnswerBuilder(time.monotonic())
         async with self.open_stream(path, body) as (status, lines):
             if status != 200:
-                return answer_from_body(status, "\n".join([line async for line in lines]), builder.elapsed(time.monotonic()))
+                text = "\n".join([line async for line in lines])
+                return answer_from_body(status, decoded(text.encode()), builder.elapsed(time.monotonic()))
+            most = MORE_CHUNKS * int(body.get("max_tokens") or 4096) + 64
             async for line in lines:
                 builder.feed(line, time.monotonic())
+                if builder.chunks > most:
+                    raise NoAnswer("endless", f"POST {path}: {most} chunks, asked for {body.get('max_tokens')} tokens, and no end")
         return builder.finish(time.monotonic())
 
     @asynccontextmanager
     async def open_stream(self, path: str, body: Mapping[str, Any]) -> AsyncIterator[tuple[int, AsyncIterator[str]]]:
         """A stream as lines; leaving the context early closes the connection, which is how a client cancels."""
-        payload = {"model": self.model, "stream": True, "stream_options": {"include_usage": True}, **body}
+        plain = {"model": self.model, "stream": True, "stream_options": {"include_usage": True}, **body}
+        payload = self.varied.body(plain)
         try:
-            fresh = {"Connection": "close"}
-            async with self._http.stream("POST", self.base_url + path, json=payload, headers=fresh) as reply:
+            async with (
+                asyncio.timeout(self.request_seconds),
+                self._http.stream("POST", self.base_url + path, json=payload, headers=FRESH) as reply,
+            ):
                 yield reply.status_code, self._lines(reply)
-        except httpx2.HTTPError as e:
+        except TimeoutError:
+            raise NoAnswer("stall", f"POST {path}: no end of the stream within {self.request_seconds:.0f} s") from None
+        except FAILED as e:
             raise NoAnswer("connection", f"POST {path}: {type(e).__name__}: {e}") from None
 
     async def _lines(self, reply: httpx2.Response) -> AsyncIterator[str]:
-        source = reply.aiter_lines()
-        first = True
-        while True:
-            wait = self.request_seconds if first else self.stall_seconds
-            try:
-                line = await asyncio.wait_for(anext(source), wait)
-            except StopAsyncIteration:
-                return
-            except TimeoutError:
-                when = "before the first token" if first else "inside the stream"
-                raise NoAnswer("stall", f"silence of {wait:.0f} s {when}") from None
-            first = first and not line.startswith("data:")
-            yield line
+        """Lines as they come, whatever blocks they come in. Raises NoAnswer on silence, and on a stream larger than any answer."""
+        source = reply.aiter_bytes()
+        rest, total, speaking = b"", 0, False
+        while (block := await self._block(source, speaking)) is not None:
+            total += len(block)
+            if total > LARGEST_BYTES:
+                raise _too_large("a stream")
+            *lines, rest = (rest + block).split(b"\n")
+            if len(rest) > LARGEST_LINE:
+                raise _too_large("one line of a stream", LARGEST_LINE)
+            for line in lines:
+                speaking = speaking or line.startswith(b"data:")
+                yield line.decode("utf-8", "replace").rstrip("\r")
+        if rest:
+            yield rest.decode("utf-8", "replace")
+
+    async def _block(self, source: AsyncIterator[bytes], speaking: bool) -> bytes | None:
+        """The next bytes, None at the end. speaking: the first event has come, so silence is a stall."""
+        wait = self.stall_seconds if speaking else self.request_seconds
+        try:
+            async with asyncio.timeout(wait):  # not wait_for, which may swallow the cancelling of the whole request (before 3.12)
+                return await anext(source)
+        except StopAsyncIteration:
+            return None
+        except TimeoutError:
+            when = "inside the stream" if speaking else "before the first token"
+            raise NoAnswer("stall", f"silence of {wait:.0f} s {when}") from None
+
+
+def _too_large(what: str, limit: int = LARGEST_BYTES) -> NoAnswer:
+    return NoAnswer("too-large", f"{what}: more than {limit >> 20} MiB, and no end")

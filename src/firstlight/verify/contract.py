@@ -1,10 +1,10 @@
 """The contract: what the API itself promises, whatever the model says."""
 
-import asyncio
 from typing import Any
 
-from firstlight.verify.answers import Answer, TokenRow
+from firstlight.verify.answers import Answer, TokenRow, error_text
 from firstlight.verify.session import SHORT, Outcome, Session
+from firstlight.verify.wire import WireMeta, WireModel, WireModels, read
 
 QUESTION = [{"role": "user", "content": "Name the capital of France."}]
 TIE = 0.35
@@ -13,21 +13,21 @@ TIE = 0.35
 async def models(session: Session) -> Outcome:
     """GET /models lists the model asked for."""
     status, body = await session.api.get("/models")
-    rows = body.get("data") if isinstance(body, dict) else None
-    if status != 200 or not isinstance(rows, list):
-        return Outcome(passed=False, evidence=[f"GET /models: status {status}"])
-    names = [n for row in rows for n in (row.get("id"), *(row.get("aliases") or [])) if n]
-    _learn(session, rows)
-    found = session.api.model in names
-    return Outcome(passed=found, evidence=[f"{len(rows)} listed: {', '.join(map(str, names[:4]))}"])
+    if status != 200:
+        return Outcome(passed=False, evidence=[f"GET /models: status {status}: {error_text(body)[:120]}"])
+    listed = read(body, WireModels)
+    if isinstance(listed, str):
+        return Outcome(passed=False, evidence=[f"GET /models: {listed}: {error_text(body)[:80]}"])
+    _learn(session, listed.data)
+    names = [n for row in listed.data for n in (row.id, *(row.aliases or [])) if n]
+    return Outcome(passed=session.api.model in names, evidence=[f"{len(listed.data)} listed: {', '.join(names[:4])}"])
 
 
-def _learn(session: Session, rows: list[dict[str, Any]]) -> None:
+def _learn(session: Session, rows: list[WireModel]) -> None:
     """Engine and context length, where the list tells them."""
-    own = next((r for r in rows if r.get("id") == session.api.model), rows[0] if rows else {})
-    session.engine = session.engine or own.get("owned_by")
-    length = own.get("max_model_len") or (own.get("meta") or {}).get("n_ctx")
-    session.max_model_len = session.max_model_len or length
+    own = next((r for r in rows if r.id == session.api.model), rows[0] if rows else WireModel())
+    session.engine = session.engine or own.owned_by
+    session.max_model_len = session.max_model_len or own.max_model_len or (own.meta or WireMeta()).n_ctx
 
 
 async def chat(session: Session) -> Outcome:
@@ -118,6 +118,7 @@ def _usage_faults(name: str, answer: Answer) -> list[str]:
     if u.prompt_tokens is None or u.completion_tokens is None:
         return [f"{name}: no usage"]
     faults = [] if u.prompt_tokens > 0 else [f"{name}: prompt_tokens is {u.prompt_tokens}"]
+    faults += [] if u.completion_tokens >= 0 else [f"{name}: completion_tokens is {u.completion_tokens}"]
     if u.total_tokens is not None and u.total_tokens != u.prompt_tokens + u.completion_tokens:
         faults.append(f"{name}: {u.prompt_tokens} + {u.completion_tokens} is not {u.total_tokens}")
     if answer.tokens and abs(len(answer.tokens) - u.completion_tokens) > 1:
@@ -131,7 +132,7 @@ NONCES = tuple(str(10_000 + (38_213 + i * 26_417) % 90_000) for i in range(64))
 async def parallel(session: Session) -> Outcome:
     """Parallel requests do not mix: the number in each comes back in its own answer and in no other."""
     nonces = NONCES[: max(2, session.parallel)]
-    answers = await asyncio.gather(*(_echo(session, n) for n in nonces))
+    answers = await session.together(_echo(session, n) for n in nonces)
     faults = [f for n, a in zip(nonces, answers, strict=True) for f in _mixed(n, nonces, a)]
     held = sum(n in a.whole for n, a in zip(nonces, answers, strict=True))
     if not faults and held < len(nonces) / 2:

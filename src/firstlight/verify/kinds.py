@@ -1,10 +1,10 @@
 """Embedding and reward models: their own checks, since they answer with numbers."""
 
 import math
-from typing import Any
 
 from firstlight.verify.answers import error_text
 from firstlight.verify.session import Outcome, Session
+from firstlight.verify.wire import WireEmbeddings, WireScores, read
 
 TRIPLES = (
     ("A cat sleeps on the sofa.", "A kitten is napping on the couch.", "The central bank raised interest rates again."),
@@ -17,18 +17,21 @@ Vector = list[float]
 async def embeddings(session: Session) -> Outcome:
     """Vectors are finite, of one length, the same alone and in a batch, and sentences of one meaning are nearer than strangers."""
     texts = [t for triple in TRIPLES for t in triple]
+    vectors = await _embedded(session, texts)
+    if isinstance(vectors, str) or len(vectors) != len(texts):
+        words = vectors if isinstance(vectors, str) else f"{len(vectors)} vectors for {len(texts)} texts"
+        return Outcome(passed=False, evidence=[f"POST /embeddings: {words}"])
+    alone = await _embedded(session, texts[0])
+    return judge_vectors(vectors, [] if isinstance(alone, str) else alone)
+
+
+async def _embedded(session: Session, texts: str | list[str]) -> list[Vector] | str:
+    """Vectors in the order of the texts, or why there are none."""
     status, body = await session.api.post("/embeddings", {"model": session.api.model, "input": texts})
-    vectors = _vectors(body) if status == 200 else []
-    if len(vectors) != len(texts):
-        words = error_text(body) if status != 200 else f"{len(vectors)} vectors for {len(texts)} texts"
-        return Outcome(passed=False, evidence=[f"POST /embeddings: status {status}: {words}"])
-    status, alone = await session.api.post("/embeddings", {"model": session.api.model, "input": texts[0]})
-    return judge_vectors(vectors, _vectors(alone) if status == 200 else [])
-
-
-def _vectors(body: Any) -> list[Vector]:
-    rows = sorted(body.get("data") or [], key=lambda r: r.get("index", 0)) if isinstance(body, dict) else []
-    return [r["embedding"] for r in rows if isinstance(r.get("embedding"), list)]
+    if status != 200:
+        return f"status {status}: {error_text(body)}"
+    found = read(body, WireEmbeddings)
+    return found if isinstance(found, str) else [r.embedding for r in sorted(found.data, key=lambda r: r.index or 0)]
 
 
 def judge_vectors(vectors: list[Vector], alone: list[Vector]) -> Outcome:
@@ -82,8 +85,8 @@ async def _score(session: Session, question: str, reply: str) -> float | None:
     """The last number that /pooling gives for the conversation."""
     messages = [{"role": "user", "content": question}, {"role": "assistant", "content": reply}]
     status, body = await session.api.post("/pooling", {"model": session.api.model, "messages": messages}, root=True)
-    data = body.get("data") if status == 200 and isinstance(body, dict) else None
-    value = data[0].get("data") if data else None
-    while isinstance(value, list) and value:
-        value = value[-1]
-    return float(value) if isinstance(value, int | float) else None
+    scores = read(body, WireScores)
+    value = scores.data[0].data if status == 200 and not isinstance(scores, str) and scores.data else None
+    while isinstance(value, list):
+        value = value[-1] if value else None
+    return value

@@ -8,6 +8,7 @@ from typing import Any
 from firstlight.catalog.deviations import known_deviation
 from firstlight.verify.answers import Answer, NoAnswer
 from firstlight.verify.session import Outcome, Session
+from firstlight.verify.wire import WireAnswer, WireSlot, WireUsage, read
 
 LIST = "Some numbers in order: 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12,"
 
@@ -61,11 +62,15 @@ async def _n_choices(session: Session, temperature: float) -> tuple[list[str], l
     if status != 200:
         known = known_deviation(session.engine, "n", "n-refused-at-temperature-0") if temperature == 0 else None
         return ([], [known.what]) if known else ([f"n = 2 at temperature {temperature}: status {status}"], [])
-    indices = sorted(c.get("index") for c in reply.get("choices", []))
+    found = read(reply, WireAnswer)
+    if isinstance(found, str):
+        return [f"n = 2 at temperature {temperature}: {found}"], []
+    choices = found.choices or []
+    indices = sorted(c.index if c.index is not None else -1 for c in choices)
     if indices != [0, 1]:
         return [f"n = 2 at temperature {temperature}: choices {indices}"], []
-    used = (reply.get("usage") or {}).get("completion_tokens")
-    if used is not None and used <= 4 and all(c.get("finish_reason") == "length" for c in reply["choices"]):
+    used = (found.usage or WireUsage()).completion_tokens
+    if used is not None and used <= 4 and all(c.finish_reason == "length" for c in choices):
         known = known_deviation(session.engine, "n", "usage-counts-one-choice")
         return ([], [known.what]) if known else ([f"{used} completion_tokens for two choices cut at 4"], [])
     return [], []
@@ -219,7 +224,7 @@ async def _cancel_by_time(session: Session, first: float) -> Outcome:
 
 
 _GAUGE_NAMES = "vllm:num_requests_running|llamacpp:requests_processing|sglang:num_running_reqs"
-_GAUGES = re.compile(rf"^(?:{_GAUGE_NAMES})(?:\{{[^}}]*\}})?\s+([0-9.e+]+)", re.M)
+_GAUGES = re.compile(rf"^(?:{_GAUGE_NAMES})(?:\{{[^}}\n]*\}})?\s+([0-9]+(?:\.[0-9]*)?(?:e\+?[0-9]{{1,2}})?)\s*$", re.M)
 
 
 async def _running(session: Session) -> int | None:
@@ -231,4 +236,5 @@ async def _running(session: Session) -> int | None:
         status, body = await session.api.get("/slots", root=True)
     except NoAnswer:
         return None
-    return sum(bool(s.get("is_processing")) for s in body) if status == 200 and isinstance(body, list) else None
+    slots = read(body, list[WireSlot])
+    return sum(s.is_processing for s in slots) if status == 200 and not isinstance(slots, str) else None

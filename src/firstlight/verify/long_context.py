@@ -5,7 +5,6 @@ hold at every length: where it breaks, positions or the KV cache are broken. Fin
 ability, so a needle is judged only where the same model finds it in a short text.
 """
 
-import asyncio
 from typing import NamedTuple
 
 from firstlight.verify.answers import Answer
@@ -104,7 +103,7 @@ async def kv_pressure(session: Session) -> Outcome:
     per_sentence = await _tokens_per_sentence(session)
     sentences = max(4, int((limit / many * 0.8 - TAIL_TOKENS) / per_sentence))
     numbers = [str(session.fresh())[:5] for _ in range(many)]
-    answers = await asyncio.gather(*(_pressed(session, n, sentences) for n in numbers))
+    answers = await session.together((_pressed(session, n, sentences) for n in numbers), limit=1 if session.parallel == 1 else many)
     wrong = [f"{n}: {_said(a)}" for n, a in zip(numbers, answers, strict=True) if not a.ok or "41" not in a.text]
     crossed = [f"{n} in another's answer" for i, n in enumerate(numbers) for j, a in enumerate(answers) if i != j and n in a.text]
     held = sum(a.usage.prompt_tokens or 0 for a in answers)

@@ -69,7 +69,12 @@ def _kept(row: TokenRow, tokens: int | None) -> ReferenceRow:
 
 
 def divergence(trusted: ReferenceRow, other: ReferenceRow) -> float:
-    """KL(trusted || other) in nats over the trusted row's tokens, with the rest of each row as one more outcome."""
+    """KL(trusted || other) in nats over the trusted row's tokens, with the rest of each row as one more outcome.
+
+    Infinite when either row holds what is no logprob: a number that is not finite, or one above zero.
+    """
+    if not (_sane(trusted) and _sane(other)):
+        return math.inf
     theirs = dict(zip(other.tokens, other.logprobs, strict=True))
     absent = _absent(other)
     total = p_sum = q_sum = 0.0
@@ -80,6 +85,10 @@ def divergence(trusted: ReferenceRow, other: ReferenceRow) -> float:
         p_sum, q_sum = p_sum + p, q_sum + q
     p_rest, q_rest = max(1e-6, 1 - p_sum), max(1e-6, 1 - q_sum)
     return max(0.0, total + p_rest * math.log(p_rest / q_rest))
+
+
+def _sane(row: ReferenceRow) -> bool:
+    return all(math.isfinite(v) and v < 0.01 for v in row.logprobs)
 
 
 def _absent(row: ReferenceRow) -> float:

@@ -4,7 +4,7 @@ import asyncio
 import math
 import random
 import time
-from collections.abc import Awaitable, Iterable
+from collections.abc import Coroutine, Iterable
 from typing import Any, TypeVar
 
 from msgspec import Struct
@@ -115,15 +115,24 @@ class Session:
             self.seconds_per_token = answer.seconds / used if used >= 16 else self.seconds_per_token
         return answer
 
-    async def together(self, work: Iterable[Awaitable[T]], *, limit: int | None = None) -> list[T]:
-        """Runs awaitables at most `limit` (default: `parallel`) at a time, results in order."""
+    async def together(self, work: Iterable[Coroutine[Any, Any, T]], *, limit: int | None = None) -> list[T]:
+        """Runs coroutines at most `limit` (default: `parallel`) at a time, results in order. The first that fails ends them all."""
+        jobs = list(work)
         gate = asyncio.Semaphore(limit or self.parallel)
 
-        async def one(job: Awaitable[T]) -> T:
+        async def one(job: Coroutine[Any, Any, T]) -> T:
             async with gate:
                 return await job
 
-        return await asyncio.gather(*(one(job) for job in work))
+        try:
+            async with asyncio.TaskGroup() as group:
+                tasks = [group.create_task(one(job)) for job in jobs]
+        except ExceptionGroup as failed:
+            raise failed.exceptions[0] from None
+        finally:
+            for job in jobs:
+                job.close()  # those that never began; for the others it does nothing
+        return [t.result() for t in tasks]
 
 
 def _greedy(options: dict[str, Any]) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from firstlight.core.verdict import CheckResult, Verdict
 from firstlight.verify import claims as claims_
 from firstlight.verify import coherence, contract, kinds, limits, long_context, numerics, reference
 from firstlight.verify.answers import NoAnswer
-from firstlight.verify.client import Api
+from firstlight.verify.client import Api, Varied
 from firstlight.verify.session import Claims, Outcome, Session, now
 
 SILENT = "the endpoint does not answer"
@@ -67,6 +67,7 @@ CHECKS: tuple[Check, ...] = (
 )
 # No check begins after these; the one that runs then still ends, so that the profiles keep within 6 s and 60 s.
 BUDGET_SECONDS = {"quick": 5.0, "full": 57.0}
+PARALLEL = {"quick": 4, "full": 16}
 REQUEST_SECONDS = {"quick": 90.0, "full": 240.0}
 KINDS = ("chat", "base", "embedding", "reward")
 SEES = [
@@ -91,10 +92,13 @@ async def verify(
     trusted: Reference | None = None,
     tolerance: str = "same",
     budget_seconds: float | None = None,
+    varied: Varied = Varied(),
+    parallel: int | None = None,
 ) -> Verdict:
     """Asks the endpoint and judges its answers. `checks`: only these; `accept`: failures that the user takes by name.
     trusted: a reference to compare with, within `tolerance` (a key of reference.TOLERANCES).
     budget_seconds: after it only the essential checks run, and those shorter; default: 5 s quick, 57 s full.
+    varied, parallel: how requests are sent, and how many at a time (4 quick, 16 full); blame changes them.
 
     Raises UsageError for unknown names. An endpoint that does not answer is a verdict, not an exception.
     """
@@ -103,9 +107,10 @@ async def verify(
     if trusted is not None:
         chosen.append(Check("reference", "reference", reference.against(trusted, tolerance), essential=True))
     started = now()
-    api = Api(endpoint.base_url, endpoint.model, api_key=api_key or key_of(endpoint), request_seconds=REQUEST_SECONDS[profile])
+    key = api_key or key_of(endpoint)
+    api = Api(endpoint.base_url, endpoint.model, api_key=key, request_seconds=REQUEST_SECONDS[profile], varied=varied)
     deadline = started + (BUDGET_SECONDS[profile] if budget_seconds is None else budget_seconds)
-    session = Session(api, endpoint, claimed, parallel=4 if profile == "quick" else 16, deadline=deadline)
+    session = Session(api, endpoint, claimed, parallel=parallel or PARALLEL[profile], deadline=deadline)
     results: list[CheckResult] = []
     try:
         for check in chosen:

@@ -5,6 +5,7 @@ import math
 import struct
 import zlib
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -29,6 +30,7 @@ from firstlight.verify.probes import continuations, facts
 from firstlight.verify.reference import distance, divergence, judge, prompts
 from firstlight.verify.statistics import character_entropy, cycle_share, flood, longest_run
 from firstlight.verify.verify import CHECKS
+from firstlight.verify.wire import WireLogprobs
 
 PROSE = "The old woman walked to the market, bought bread and two apples, and told the baker about her sons and the cold river."
 
@@ -74,9 +76,10 @@ def test_both_published_logprob_shapes_give_the_same_rows() -> None:
         "content": [{"token": " a", "logprob": -0.1, "top_logprobs": [{"token": " b", "logprob": -3.0}, {"token": " a", "logprob": -0.1}]}]
     }
     legacy = {"tokens": [" a"], "token_logprobs": [-0.1], "top_logprobs": [{" b": -3.0, " a": -0.1}]}
-    assert token_rows(chat) == token_rows(legacy) == [TokenRow(" a", -0.1, ((" a", -0.1), (" b", -3.0)))]
+    rows = [token_rows(msgspec.convert(shape, WireLogprobs)) for shape in (chat, legacy)]
+    assert rows[0] == rows[1] == [TokenRow(" a", -0.1, ((" a", -0.1), (" b", -3.0)))]
     assert token_rows(None) == []
-    assert math.isnan(token_rows({"tokens": ["x"], "token_logprobs": [None]})[0].logprob)
+    assert math.isnan(token_rows(WireLogprobs(tokens=["x"], token_logprobs=[None]))[0].logprob)
 
 
 @given(st.text(min_size=1, max_size=40), st.data())

@@ -25,11 +25,15 @@ from firstlight.core.errors import Exit
 @click.option("--engine-python", metavar="PATH", help="For --against FOLDER: a Python with transformers, which computes on the CPU.")
 @click.option("--tolerance", type=click.Choice(["exact", "same", "quantized"]), default="same", show_default=True, help="For --against.")
 @click.option("--budget", type=click.FloatRange(min=0), metavar="S", help="Seconds, after which only what is essential is asked.")
+@click.option("--blame", is_flag=True, help="Name the culprit when answers fail: change one thing at a time and ask again.")
+@click.option("--yes", is_flag=True, help="Yes to restarting RUN for --blame.")
+@click.option("--allow", multiple=True, metavar="restart", help="Yes to this question only.")
 @output_option
 def command(endpoint: str, output: str, **options: Any) -> int:
     """Asks URL (any OpenAI-compatible endpoint) or RUN and judges the answers: contract, coherence, and what is claimed.
 
-    Black box, no judge model. Exit 0: passed. 6: not passed.
+    Black box, no judge model. --blame restarts a RUN with one knob changed at a time, after consent; of a URL it changes what a request can
+    change, and says what it cannot. Exit 0: passed. 6: not passed. 8: no consent to restart.
     """
     from firstlight.app.verifying import Verifying, show_verdict, verify_with
 

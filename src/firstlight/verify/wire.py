@@ -1,0 +1,139 @@
+"""The API's JSON as typed shapes: what is read of each reply, and in which words a reply is refused that has another shape.
+
+Fields that servers leave out, or give as null, have defaults; nothing else is forgiven. Source: the OpenAI API reference, and what vLLM,
+llama.cpp and SGLang add to it.
+"""
+
+import json
+from typing import Any, TypeVar
+
+import msgspec
+from msgspec import Struct
+
+T = TypeVar("T")
+
+
+class WireFunction(Struct):
+    name: str | None = None
+    arguments: Any = None
+
+
+class WireCall(Struct):
+    index: int | None = None
+    id: str | None = None
+    function: WireFunction | None = None
+
+
+class WireMessage(Struct):
+    """A whole message, or a stream's delta. content: text, or parts of which those with `text` are read."""
+
+    role: str | None = None
+    content: str | list[dict[str, Any]] | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+    tool_calls: list[WireCall] | None = None
+
+
+class WireAlternative(Struct):
+    token: str = ""
+    logprob: float | None = None
+
+
+class WireRow(Struct):
+    token: str = ""
+    logprob: float | None = None
+    bytes: list[int] | None = None
+    id: int | None = None
+    top_logprobs: list[WireAlternative] | None = None
+
+
+class WireLogprobs(Struct):
+    """Both published shapes: rows under `content`, or three lists side by side."""
+
+    content: list[WireRow] | None = None
+    tokens: list[str] | None = None
+    token_logprobs: list[float | None] | None = None
+    top_logprobs: list[dict[str, float | None] | None] | None = None
+
+
+class WireChoice(Struct):
+    index: int | None = None
+    message: WireMessage | None = None
+    delta: WireMessage | None = None
+    text: str | None = None
+    finish_reason: str | None = None
+    logprobs: WireLogprobs | None = None
+
+
+class WireDetails(Struct):
+    cached_tokens: int | None = None
+
+
+class WireUsage(Struct):
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+    total_tokens: int | None = None
+    prompt_tokens_details: WireDetails | None = None
+
+
+class WireAnswer(Struct):
+    """A completion, whole or one event of a stream."""
+
+    choices: list[WireChoice] | None = None
+    usage: WireUsage | None = None
+    error: Any = None
+
+
+class WireMeta(Struct):
+    n_ctx: int | None = None
+
+
+class WireModel(Struct):
+    id: str | None = None
+    aliases: list[str] | None = None
+    owned_by: str | None = None
+    max_model_len: int | None = None
+    meta: WireMeta | None = None
+
+
+class WireModels(Struct):
+    data: list[WireModel]
+
+
+class WireEmbedding(Struct):
+    embedding: list[float]
+    index: int | None = None
+
+
+class WireEmbeddings(Struct):
+    data: list[WireEmbedding]
+
+
+class WireScore(Struct):
+    data: float | list[float | list[float]]
+
+
+class WireScores(Struct):
+    data: list[WireScore]
+
+
+class WireSlot(Struct):
+    is_processing: bool = False
+
+
+def decoded(raw: bytes) -> Any:
+    """JSON where it is JSON (NaN and Infinity, which engines do write, are taken), else the text."""
+    try:
+        return json.loads(raw)
+    except (ValueError, RecursionError):
+        return raw.decode("utf-8", "replace")
+
+
+def read(body: Any, shape: type[T]) -> T | str:
+    """The body in its shape, or why it has another one."""
+    try:
+        return msgspec.convert(body, shape)
+    except msgspec.ValidationError as e:
+        return f"not as the API says: {e}"
+    except RecursionError:
+        return "not as the API says: nested without end"

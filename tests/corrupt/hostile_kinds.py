@@ -1,0 +1,38 @@
+"""The names of the ways in which `hostile.py` breaks the rules."""
+
+KINDS = [
+    "redirect",
+    "html",
+    "endless",
+    "endless-line",
+    "comments",
+    "no-done",
+    "huge",
+    "nested",
+    "short-length",
+    "long-length",
+    "gzip",
+    "gzip-lie",
+    "not-http",
+    "bad-status",
+    "bad-length",
+    "bad-chunk",
+    "binary",
+    "rate-limited",
+    "empty-list",
+    "list-shape",
+    "hang",
+    "slow-head",
+    "endless-head",
+    "negative-usage",
+    "error-200",
+    "shape-list",
+    "shape-null",
+    "shape-choices",
+    "shape-choice",
+    "shape-content",
+    "shape-logprobs",
+    "shape-usage",
+]
+# Only their whole answers are wrong, or their counts, or a last line that a stream can do without.
+STREAMS_WELL = ("no-done", "nested", "short-length", "long-length", "negative-usage", "shape-usage", "shape-logprobs")
