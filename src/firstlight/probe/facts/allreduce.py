@@ -17,8 +17,8 @@ SETTINGS: tuple[dict[str, str], ...] = (
 )
 LIMIT = 45.0
 _LIBRARY = """
-import glob, sysconfig
-found = [p for k in ("purelib", "platlib") for p in glob.glob(sysconfig.get_path(k) + "/nvidia/nccl/lib/libnccl.so.2")]
+import glob, sys
+found = [p for folder in sys.path for p in glob.glob(folder + "/nvidia/nccl/lib/libnccl.so.2")]
 print(found[0] if found else "libnccl.so.2")
 """
 
