@@ -1,5 +1,6 @@
 """What `preflight` and `check` look at, and what they print."""
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -167,14 +168,16 @@ def with_release(command: EngineCommand, release: str | None) -> EngineCommand:
 
 
 def read_command(words: Sequence[str], file: str | None) -> EngineCommand:
-    """The command after `--`, or the one in a compose file, a unit or a shell script. Raises InputError."""
+    """The command after `--`, or the one in a compose file, a unit or a shell script, with or without --file. Raises InputError."""
     from firstlight.preflight import command
 
+    if file is None and len(words) == 1 and Path(words[0]).is_file() and not os.access(words[0], os.X_OK):
+        file = words[0]
     if words and file is None:
         return command.read_words(words) if len(words) > 1 else command.read_shell(words[0])
     if file is None:
         raise InputError(
-            "no-engine-command", "no command was given", hint="firstlight check -- vllm serve MODEL ..., or firstlight check FILE"
+            "no-engine-command", "no command was given", hint="firstlight check -- vllm serve MODEL ..., or firstlight check --file FILE"
         )
     try:
         text = Path(file).read_text("utf-8")

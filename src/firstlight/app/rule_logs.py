@@ -7,6 +7,7 @@ from msgspec import Struct
 
 from firstlight.catalog.rules import Rule, builtin_rules, read_rules
 from firstlight.core.diagnosis import Diagnosis
+from firstlight.core.errors import InputError
 from firstlight.diagnose.diagnose import diagnose
 
 
@@ -21,9 +22,16 @@ class RuleResult(Struct, frozen=True, kw_only=True):
 
 
 def all_rules(files: Iterable[Path] = ()) -> list[Rule]:
-    """The built-in rules behind those of the given files. Raises InputError `rule-invalid`."""
-    own = [rule for path in files for rule in read_rules(path.read_text("utf-8"), str(path))]
+    """The built-in rules behind those of the given files. Raises InputError `rule-invalid`, `file-unreadable`."""
+    own = [rule for path in files for rule in read_rules(_text(path), str(path))]
     return [*own, *builtin_rules()]
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as e:
+        raise InputError("file-unreadable", f"{path} cannot be read", evidence=(str(e),)) from None
 
 
 def run_rule_logs(folder: Path, rules: list[Rule], code: str | None = None) -> list[RuleResult]:

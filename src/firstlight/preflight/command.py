@@ -13,6 +13,7 @@ from firstlight.core.errors import InputError
 _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)=(.*)", re.S)
 _IMAGE = re.compile(r"(?:\S+/)?(?:vllm/)?vllm-openai(?:-\w+)?(?::v?(?P<tag>[\w.+-]+))?(?:@sha256:\w+)?$")
 _MODULES = ("vllm.entrypoints.openai.api_server", "vllm.entrypoints.cli.main")
+_SWITCHES = ("--enable-", "--disable-", "--no-", "--enforce-eager", "--trust-remote-code", "--async-scheduling", "--headless", "-ep")
 _HINT = "give the command after `--`: firstlight check -- vllm serve MODEL ...; or a compose file or a unit file"
 
 
@@ -83,7 +84,10 @@ def _vllm(
     model, args = _take_model(flags, ("--model",), positional=True)
     if model is None:
         raise InputError(
-            "no-model-in-command", f"the vLLM command in the {origin} names no model", evidence=(shlex.join(flags)[:300],), hint=_HINT
+            "no-model-in-command",
+            f"the vLLM command in the {origin} names no model",
+            evidence=(shlex.join(flags)[:300],) if flags else (),
+            hint=_HINT,
         )
     return EngineCommand(engine="vllm", model=model, args=args, env=env, program=program, version=version, image=image, origin=origin)
 
@@ -96,7 +100,7 @@ def _llamacpp(flags: list[str], env: dict[str, str], program: str | None, origin
 
 
 def _take_model(flags: list[str], options: Sequence[str], *, positional: bool) -> tuple[str | None, list[str]]:
-    """The model and the flags without it; the flag's value wins over the first word."""
+    """The model and the flags without it; the flag's value wins over the first word, and that over the last (`vllm serve -tp 2 MODEL`)."""
     for at, word in enumerate(flags):
         name, equals, value = word.partition("=")
         if name in options and equals:
@@ -105,17 +109,28 @@ def _take_model(flags: list[str], options: Sequence[str], *, positional: bool) -
             return flags[at + 1], flags[:at] + flags[at + 2 :]
     if positional and flags and not flags[0].startswith("-"):
         return flags[0], flags[1:]
+    if positional and len(flags) > 1 and not flags[-1].startswith("-") and _complete(flags[-2]):
+        return flags[-1], flags[:-1]
     return None, flags
+
+
+def _complete(word: str) -> bool:
+    """Whether the next word is not this one's value: it is a value itself, has one, or is a switch by its name."""
+    return not word.startswith("-") or "=" in word or word.startswith(_SWITCHES)
 
 
 def read_shell(text: str, *, env: Mapping[str, str] | None = None, origin: str = "command line") -> EngineCommand:
     """One shell line; backslash newlines join. Raises InputError `command-unreadable`."""
-    try:
-        words = shlex.split(text.replace("\\\n", " "), comments=True)
-    except ValueError as e:
-        raise InputError("command-unreadable", f"the command in the {origin} cannot be split into words", evidence=(str(e),)) from None
+    words = _split(text.replace("\\\n", " "), origin, comments=True)
     inner = next((w for w, before in zip(words[1:], words, strict=False) if before in ("-c", "-lc") and "vllm" in w), None)
     return read_shell(inner, env=env, origin=origin) if inner else read_words(words, env=env, origin=origin)
+
+
+def _split(text: str, origin: str, *, comments: bool = False) -> list[str]:
+    try:
+        return shlex.split(text, comments=comments)
+    except ValueError as e:
+        raise InputError("command-unreadable", f"the command in the {origin} cannot be split into words", evidence=(str(e),)) from None
 
 
 def read_unit(text: str, *, origin: str = "unit") -> EngineCommand:
@@ -123,7 +138,7 @@ def read_unit(text: str, *, origin: str = "unit") -> EngineCommand:
     joined = re.sub(r"\\\n\s*", " ", text)
     env: dict[str, str] = {}
     for line in re.findall(r"^Environment=(.*)$", joined, re.M):
-        env |= {m[1]: m[2] for word in shlex.split(line) if (m := _ASSIGNMENT.fullmatch(word))}
+        env |= {m[1]: m[2] for word in _split(line, origin) if (m := _ASSIGNMENT.fullmatch(word))}
     start = re.findall(r"^ExecStart=[-@:+!]*(.+)$", joined, re.M)
     if not start:
         raise InputError("no-engine-command", f"the {origin} has no ExecStart", hint=_HINT)

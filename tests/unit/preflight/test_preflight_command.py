@@ -23,6 +23,9 @@ def shell(text: str) -> EngineCommand:
         ("/opt/v/bin/vllm serve --model org/name --port 1", "org/name", ["--port", "1"], "/opt/v/bin/vllm"),
         ("python3 -m vllm.entrypoints.openai.api_server --model=/m/x --port 1", "/m/x", ["--port", "1"], "python3"),
         ("/v/bin/python -m vllm.entrypoints.cli.main serve '/m/a b' --port 1", "/m/a b", ["--port", "1"], "/v/bin/python"),
+        ("vllm serve -tp 8 --enforce-eager org/name", "org/name", ["-tp", "8", "--enforce-eager"], "vllm"),
+        ("vllm serve -tp 8 org/name", "org/name", ["-tp", "8"], "vllm"),
+        ("vllm serve --port=1 org/name", "org/name", ["--port=1"], "vllm"),
         ("numactl --cpunodebind=0 uv run vllm serve m", "m", [], "vllm"),
         ("nohup env A=1 vllm serve m", "m", [], "vllm"),
         ("llama-server -m x.gguf -ngl 99", "x.gguf", ["-ngl", "99"], "llama-server"),
@@ -77,6 +80,16 @@ def test_a_unit() -> None:
     assert found.env == {"NCCL_PROTO": "LL", "B": "x y", "CUDA_VISIBLE_DEVICES": "0,1"}
 
 
+def test_a_unit_whose_environment_is_not_closed() -> None:
+    with pytest.raises(InputError, match="command-unreadable"):
+        read_unit('[Service]\nEnvironment="A=x\nExecStart=vllm serve m\n')
+
+
+def test_a_file_needs_no_option(tmp_path: Path) -> None:
+    (tmp_path / "vllm.service").write_text(UNIT)
+    assert read_command([str(tmp_path / "vllm.service")], None).model == "/models/Kimi"
+
+
 COMPOSE = """
 services:
   proxy: {image: "nginx:1"}
@@ -109,6 +122,7 @@ def test_compose_with_words_and_a_map() -> None:
         (["vllm", "bench", "serve"], "no-engine-command"),
         (["vllm", "serve", "--port", "1"], "no-model-in-command"),
         (["vllm serve 'm"], "command-unreadable"),
+        (["vllm", "serve", "--quantization", "fp8"], "no-model-in-command"),
     ],
 )
 def test_what_cannot_be_read_is_told(words: list[str], code: str) -> None:

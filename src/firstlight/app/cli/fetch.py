@@ -66,7 +66,7 @@ def command(
     expected = asyncio.run(_estimate(model, to, include, exclude))
     if output == "human" or not dry_run:
         _show(expected)
-    if dry_run:
+    if dry_run or blockers(expected.findings):
         emit(expected, output, lambda: None)
     if blockers(expected.findings):
         return Exit.PREFLIGHT_BLOCKED

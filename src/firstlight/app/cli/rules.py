@@ -13,7 +13,7 @@ def command() -> None:
 
 
 @command.command("list")
-@click.option("--file", "files", multiple=True, type=click.Path(exists=True, path_type=Path), help="A rule file of your own.")
+@click.option("--file", "files", multiple=True, type=click.Path(exists=True, dir_okay=False, path_type=Path), help="Your own rule file.")
 def list_rules(files: tuple[Path, ...]) -> int:
     """Prints code, role, engines and title of every rule."""
     from firstlight.app.rule_logs import all_rules
@@ -28,7 +28,7 @@ def list_rules(files: tuple[Path, ...]) -> int:
 
 @command.command("test")
 @click.argument("folder", type=click.Path(exists=True, file_okay=False, path_type=Path), default=Path("tests/rules"))
-@click.option("--file", "files", multiple=True, type=click.Path(exists=True, path_type=Path), help="A rule file of your own.")
+@click.option("--file", "files", multiple=True, type=click.Path(exists=True, dir_okay=False, path_type=Path), help="Your own rule file.")
 @click.option("--code", help="Only this code.")
 def test_rules(folder: Path, files: tuple[Path, ...], code: str | None) -> int:
     """Diagnoses FOLDER/CODE/hit-*.log and miss-*.log (FOLDER: tests/rules): every hit must give its code, no miss may."""
