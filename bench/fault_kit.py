@@ -5,12 +5,14 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import select
 import shutil
 import signal
 import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -267,9 +269,21 @@ def command_line(pid: int) -> str:
 def strike(pid: int, name: str = "SIGKILL") -> float:
     """Sends the signal; returns when (Unix seconds)."""
     assert pid > 1, "no process to strike"
+    descriptor = os.pidfd_open(pid) if name in ("SIGKILL", "SIGSEGV") else None
     now = time.time()
     os.kill(pid, getattr(signal, name))
+    if descriptor is not None:
+        threading.Thread(target=_see_end, args=(descriptor, now), daemon=True).start()
     return now
+
+
+ENDS: list[float] = []  # seconds from each deadly blow to the moment when the kernel tells of it
+
+
+def _see_end(descriptor: int, since: float) -> None:
+    select.select([descriptor], [], [], 60.0)
+    ENDS.append(time.time() - since)
+    os.close(descriptor)
 
 
 def log_has(client: SupervisorClient, text: str) -> bool:

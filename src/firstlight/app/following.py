@@ -37,7 +37,7 @@ def _session(folder: RunFolder) -> Session:
     run = folder.run
     host = open_host(run.host)
     session = Session(
-        intent=folder.load(Intent, "intent.json"),
+        intent=folder.try_load(Intent, "intent.json") or Intent(model=run.model),  # `launch` plans nothing
         options=UpOptions(),
         host=host,
         adapters=[],

@@ -7,6 +7,7 @@ from typing import Any
 import click
 
 from firstlight.app.output import glyphs
+from firstlight.app.restarts import before_restart
 from firstlight.app.store import RunFolder, RunStore
 from firstlight.core.errors import EngineError, InputError, UsageError
 from firstlight.core.ids import slug
@@ -50,7 +51,7 @@ def begin(spec: LaunchSpec, options: Mapping[str, Any]) -> Run:
         folder.save(spec, "launch.json")
         folder.save(spec, "attempts/1/launch.json")
         folder.update(state=RunState.STARTING, engine=spec.engine, endpoint=_endpoint(spec))
-        client = start(LocalHost(), folder=str(folder.attempt), spec=spec, options=_supervision(options), run=folder.path.name)
+        client = start(LocalHost(), folder=str(folder.attempt), spec=spec, options=_supervision(options, folder), run=folder.path.name)
         status = client.status()
         folder.update(supervisor=status.supervisor, engine_process=status.engine)
         return _wait(folder, client) if options.get("wait") else folder.run
@@ -61,11 +62,12 @@ def _endpoint(spec: LaunchSpec) -> Endpoint:
     return Endpoint(base_url=f"http://{host}:{spec.port}/v1", model=spec.served_model_name, engine=spec.engine)
 
 
-def _supervision(options: Mapping[str, Any]) -> Options:
+def _supervision(options: Mapping[str, Any], folder: RunFolder) -> Options:
     hook = options.get("on_event")
     return Options(
         restart=Restart(policy="on-failure" if options.get("restart") else "never"),
         on_event=["/bin/sh", "-c", str(hook)] if hook else None,
+        before_restart=before_restart(LocalHost(), str(folder.attempt)),
     )
 
 

@@ -1,8 +1,13 @@
 """What a run's record says against what is really there: a killed client or supervisor hides nothing."""
 
+from typing import TYPE_CHECKING
+
 from firstlight.app.store import RunFolder, RunStore, UnreadableRun
 from firstlight.core.errors import FirstlightError, HostError
 from firstlight.core.run import TERMINAL, Run, RunState
+
+if TYPE_CHECKING:
+    from firstlight.launch.client import SupervisorStatus
 
 PROVEN = frozenset({RunState.READY, RunState.VERIFIED, RunState.SERVING})
 
@@ -42,7 +47,7 @@ def _look(folder: RunFolder, run: Run) -> tuple[RunState, str | None]:
         return (run.state, None) if busy else (RunState.FAILED, "interrupted before the engine was started")
     if status.answering:
         return _supervised(run, status.state, status.reason, busy)
-    return _unsupervised(folder, run, status.state)
+    return _unsupervised(folder, run, status)
 
 
 def _supervised(run: Run, state: str, reason: str | None, busy: bool) -> tuple[RunState, str | None]:
@@ -61,13 +66,13 @@ def _supervised(run: Run, state: str, reason: str | None, busy: bool) -> tuple[R
             return (run.state, None) if busy else (RunState.STARTING, None)
 
 
-def _unsupervised(folder: RunFolder, run: Run, recorded: str) -> tuple[RunState, str | None]:
+def _unsupervised(folder: RunFolder, run: Run, status: "SupervisorStatus") -> tuple[RunState, str | None]:
     """The supervisor is gone: over, or killed. Processes that outlived it are named."""
     from firstlight.launch.ownership import find_processes
     from firstlight.probe.hosts import open_host
 
-    if recorded in ("stopped", "failed"):
-        return RunState(recorded), run.reason
+    if status.over:
+        return RunState(status.state), status.reason or run.reason
     found = find_processes(open_host(run.host), folder.attempt_there)
     if found.supervised:
         return run.state, "the supervisor does not answer"

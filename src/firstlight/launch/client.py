@@ -215,7 +215,7 @@ class SupervisorClient:
         return self._tool("sweep", timeout=120.0)
 
     def events(self, from_byte: int = 0, *, hold: bool = False) -> Iterator[SupervisorEvent]:
-        """Every event from `from_byte` on, then live ones as they come; ends when the supervisor is gone, and what it wrote last is not lost.
+        """Every event from `from_byte` on, then live ones as they come, to the last that the supervisor wrote before it was gone.
 
         hold: this reader holds the run (see Options.held) for as long as it lives.
         """

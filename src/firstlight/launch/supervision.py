@@ -32,7 +32,8 @@ class Options(Struct, frozen=True, kw_only=True):
     """How a run is supervised.
 
     on_event: argv run for ready, failed, died, restarted, wedged, stopping, ended, with FIRSTLIGHT_EVENT, _NAME and _DATA (JSON).
-    before_restart: argv that allows a restart by exit 0 (a diagnosis, for example). tee: the log also on the supervisor's stdout.
+    before_restart: argv that is asked for the cause of a death: prints a JSON object whose `restart` false keeps the engine down.
+    tee: the log also on the supervisor's stdout.
     held: the run ends when no client holds it any more, or none does within 15 s (a rehearsal whose `up` was killed).
     head_start: files that are read into the page cache while the engine imports.
     on_supervisor_death: `stop` (the engine gets its stop signal from the kernel) or `keep` (the next command adopts it).

@@ -313,10 +313,41 @@ def test_dead_engine_is_restarted_until_it_is_a_crash_loop(runs: Runs) -> None:
     assert client.status().reason == "crash-loop"
 
 
-def test_restart_can_be_refused(runs: Runs) -> None:
-    options = Options(restart=Restart(policy="on-failure", backoff_seconds=0.05), before_restart=["false"])
-    client = runs.start({"steps": [{"serve": {}}, {"sleep": 0.6}, {"exit": 3}]}, options=options)
-    assert until(client, "ended").data["reason"] == "restart-refused"
+DYING = {"steps": [{"serve": {}}, {"sleep": 0.6}, {"exit": 3}]}
+ONCE = Restart(policy="on-failure", max_restarts=1, backoff_seconds=0.05)
+
+
+def says(answer: str, *, tail: str = "") -> list[str]:
+    return [sys.executable, "-c", f"print({answer!r}){tail}"]
+
+
+def test_a_diagnosis_may_keep_the_engine_down(runs: Runs) -> None:
+    asked = says('{"restart": false, "code": "gpu-lost", "because": "another start finds it lost"}')
+    client = runs.start(DYING, options=Options(restart=ONCE, before_restart=asked))
+    assert until(client, "ended").data["reason"] == "gpu-lost"
+    assert until(client, "diagnosed").data["code"] == "gpu-lost"
+    assert until(client, "failed").data["message"] == "another start finds it lost"
+    assert not any(e.kind == "restarted" for e in client.past_events())
+
+
+def test_a_diagnosed_restart_tells_its_cause(runs: Runs, tmp_path: Path) -> None:
+    """Who is asked gets the death with the place in the log where this life began."""
+    ask = "import json, os; d = json.loads(os.environ['FIRSTLIGHT_DATA']); print(json.dumps({'code': 'exit-%d' % d['returncode'], **d}))"
+    client = runs.start(DYING, options=Options(restart=ONCE, before_restart=[sys.executable, "-c", ask]))
+    until(client, "ended")
+    assert until(client, "restarted").data["cause"] == "exit-3"
+    found = until(client, "diagnosed").data
+    assert found["restart"] is True
+    assert found["log_bytes"] >= found["log_offset"]
+
+
+@pytest.mark.parametrize(
+    "asked", [["/no/such/program"], says("not JSON"), says("[]"), [sys.executable, "-c", "raise SystemExit(9)"], None]
+)  # fmt: skip
+def test_without_a_diagnosis_the_restart_goes_on_and_says_so(runs: Runs, asked: list[str] | None) -> None:
+    client = runs.start(DYING, options=Options(restart=ONCE, before_restart=asked))
+    assert until(client, "not-diagnosed").data["because"]
+    assert until(client, "restarted").data["cause"] is None
 
 
 def test_wedged_engine_is_dumped_and_restarted(runs: Runs) -> None:

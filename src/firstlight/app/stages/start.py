@@ -10,6 +10,7 @@ from firstlight.app.copying import Copy, copy_model, plan_copy
 from firstlight.app.elsewhere import only_here, places_of, ship_key
 from firstlight.app.landed import check_landed
 from firstlight.app.places import cache_folder
+from firstlight.app.restarts import before_restart
 from firstlight.app.session import Session
 from firstlight.app.stages.ports import choosing, free_port
 from firstlight.app.store import RunFolder
@@ -190,6 +191,7 @@ def supervision(session: Session) -> Options:
         restart=Restart(policy=session.options.restart),
         liveness=Alive() if session.options.restart != "never" else None,
         on_event=["/bin/sh", "-c", hook] if hook else None,
+        before_restart=before_restart(session.host, session.folder.attempt_there if session.folder else ""),
         head_start=head_start,
         tee=session.options.foreground,
     )

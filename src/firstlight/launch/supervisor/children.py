@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import time
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from .members import FOLDER, HOOK, MARKER
@@ -15,7 +14,7 @@ NOTED = frozenset({"ready", "failed", "died", "restarted", "wedged", "stopping",
 
 
 class Children:
-    """Reaps, and runs the user's commands: `on_event` for what is NOTED, `before_restart` to allow one."""
+    """Reaps, and runs commands: the user's `on_event` for what is NOTED, and our own helpers."""
 
     def __init__(self, run: str) -> None:
         self._run = run
@@ -53,13 +52,3 @@ class Children:
     def hook(self, argv: Sequence[str] | None, kind: str, data: Mapping[str, Any]) -> None:
         if argv and kind in NOTED:
             self.spawn(argv, {"FIRSTLIGHT_EVENT": kind, HOOK: self._run, "FIRSTLIGHT_DATA": json.dumps(data)})
-
-    def ask(self, argv: Sequence[str] | None, data: Mapping[str, Any], *, patience: float = 60.0) -> Generator[float, None, bool]:
-        """Whether the command allows it: exit 0, or no command. A command that fails to start, or to end in time, does not."""
-        if not argv:
-            return True
-        pid = self.spawn(argv, {HOOK: self._run, "FIRSTLIGHT_DATA": json.dumps(data)})
-        until = time.monotonic() + patience
-        while pid is not None and self._status[pid] is None and time.monotonic() < until:
-            yield 0.05
-        return pid is not None and self._status[pid] == 0

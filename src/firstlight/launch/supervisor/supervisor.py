@@ -16,6 +16,7 @@ from .control import Client, Control
 from .ending import port_holders, proof, send, sweep, wake
 from .headstart import HeadStart
 from .health import Health
+from .inquest import Inquest
 from .keeping import Keeper
 from .logfile import EngineLog
 from .loop import Loop, Task
@@ -45,6 +46,7 @@ class Supervisor:
         self.health = Health(self)
         self.keeper = Keeper(self)
         self.head_start = HeadStart(self)
+        self.inquest = Inquest(self.children, self.run_id, self.options.get("before_restart"), scratch=self.runtime)
         self.engine: engines.Engine | None = None
         self.state = "starting"
         self.reason: str | None = None
@@ -54,7 +56,7 @@ class Supervisor:
         self.waiting: list[Client] = []
         self.started = self._engine_started = time.monotonic()
         self._oom_before = procfs.oom_kills()
-        self._stop_requests = 0
+        self._stop_requests = self._log_offset = 0
 
     def _path(self, name: str) -> str:
         return os.path.join(self.folder, name)
@@ -127,7 +129,8 @@ class Supervisor:
         self._watch_engine(engine)
         self._record(engine)
         self.enter("starting")
-        self.event("engine-adopted" if adopted else "engine-started", {"pid": engine.pid, "log_offset": self.log.bytes})
+        self._log_offset = self.log.bytes
+        self.event("engine-adopted" if adopted else "engine-started", {"pid": engine.pid, "log_offset": self._log_offset})
         self.loop.start("health", self.health.task())
         if self.restarts == 0 and not adopted:
             self.head_start.begin()
@@ -265,22 +268,25 @@ class Supervisor:
     def _restart_after_death(self, delay: float) -> Task:
         claim = self._claim()
         yield from self._clear(claim, patience=0.5)
+        self.inquest.begin({**(self.exit or {}), "log_offset": self._log_offset})
         until = time.monotonic() + delay
         while time.monotonic() < until:
             yield until - time.monotonic()
-        allowed = yield from self.children.ask(self.options.get("before_restart"), self.exit or {})
-        if not allowed:
-            self.event("failed", {"reason": "restart-refused"})
-            self._finish("failed", "restart-refused", claim)
+        found = yield from self.inquest.result()
+        self.event("diagnosed" if found["made"] else "not-diagnosed", found)
+        if not found["restart"]:
+            reason = str(found.get("code") or "restart-refused")
+            self.event("failed", {"reason": reason, "message": found.get("because"), "diagnosis": found})
+            self._finish("failed", reason, claim)
             return
-        self._start_again(claim)
+        self._start_again(claim, found.get("code"))
 
-    def _start_again(self, claim: Claim) -> None:
+    def _start_again(self, claim: Claim, cause: str | None = None) -> None:
         self._prove(claim)
         self.restarts += 1
         self._begin()
         if self.engine is not None:
-            self.event("restarted", {"restarts": self.restarts, "pid": self.engine.pid})
+            self.event("restarted", {"restarts": self.restarts, "pid": self.engine.pid, "cause": cause})
 
     # stop
 
