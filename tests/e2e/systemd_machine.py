@@ -3,6 +3,7 @@
 It boots a target that holds nothing but our own units, so that none of the machine's services, and no clean-up of /tmp, ever runs.
 """
 
+import contextlib
 import ctypes
 import json
 import os
@@ -202,8 +203,9 @@ class SystemdMachine:
         return dict(line.split("=", 1) for line in shown.splitlines() if "=" in line)
 
     def close(self) -> None:
-        if self.pid:
-            os.kill(self.pid, signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError):
+            if self.pid:
+                os.kill(self.pid, signal.SIGKILL)
         self._process.kill()
         self._process.wait()
         for path in sorted(self._cgroup.rglob("*"), reverse=True):

@@ -221,7 +221,10 @@ def test_a_model_that_only_this_machine_has_is_copied_and_no_disk_is_overfilled(
     here = tmp_path / "only here" / "smöl one.gguf"
     here.parent.mkdir()
     shutil.copy(demo_gguf, here)
-    assert "copied" not in firstlight("plan", str(here), "--host", HOST, "--engine", "llamacpp").stdout, "looking copies nothing"
+    planned = firstlight("plan", str(here), "--host", HOST, "--engine", "llamacpp")
+    assert planned.returncode == 0, planned.stderr
+    assert far.of_user() == []
+    assert not far.machine.path(f"{HOME_THERE}/.cache/firstlight/models").exists(), "looking copies nothing"
     cache = f"{HOME_THERE}/.cache"
     far.inside("runuser", "-u", USER, "--", "mkdir", "-p", cache)
     far.inside("mount", "-t", "tmpfs", "-o", f"size=120m,uid={far.uid}", "tmpfs", cache)
@@ -238,6 +241,27 @@ def test_a_model_that_only_this_machine_has_is_copied_and_no_disk_is_overfilled(
     assert there.endswith("/smöl one.gguf")
     assert far.machine.path(there).read_bytes() == demo_gguf.read_bytes()
     assert firstlight("down", "far").returncode == 0
+
+
+def test_a_plan_for_another_host_is_applied_there_and_fetch_can_bring_the_model(
+    far: Far, firstlight: Firstlight, demo_gguf: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "brought"
+    folder.mkdir()
+    shutil.copy(demo_gguf, folder / "x.gguf")
+    fetched = firstlight("fetch", str(folder / "x.gguf"), "--host", HOST, "--yes", "-o", "json")
+    assert fetched.returncode == 0, fetched.stderr
+    there = json.loads(fetched.stdout)["path"]
+    assert there.startswith(HOME_THERE)
+    assert far.machine.path(there).stat().st_size == demo_gguf.stat().st_size
+    plan = str(tmp_path / "plan.json")
+    planned = firstlight("plan", there, "--host", HOST, "--engine", "llamacpp", "--save", plan)
+    assert planned.returncode == 0, planned.stderr
+    document = json.loads(Path(plan).read_text())
+    assert document["intent"]["host"] == HOST
+    assert document["checkpoint"]["path"] == there
+    refused = firstlight("service", "install", plan, "--user", "--yes")
+    assert "service-elsewhere" in refused.stderr
 
 
 def copied(folder: Path) -> str:

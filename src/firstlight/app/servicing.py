@@ -63,10 +63,16 @@ def verified_run(ref: str) -> tuple[RunFolder, Run]:
             "not-verified",
             f"{run.name!r} has not been verified",
             evidence=(f"run {run.id} is {run.state}", *(f"failed: {name}" for name in failed)),
-            hint=f"firstlight up {run.model} --name {run.name}",
+            hint=_verified_before(run) or f"firstlight up {run.model} --name {run.name}",
             exit_code=Exit.VERIFICATION_FAILED,
         )
     return folder, run
+
+
+def _verified_before(run: Run) -> str | None:
+    """An earlier run of the name that was verified, by its id: which of both is meant is not guessed."""
+    earlier = [r for _, r in RunStore().scan()[0] if r.name == run.name and r.id != run.id and r.verified]
+    return f"firstlight service install {earlier[0].id} takes the run that was verified before" if earlier else None
 
 
 def brought_up(plan_file: str, options: Mapping[str, Any]) -> str:
