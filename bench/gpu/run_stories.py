@@ -89,7 +89,7 @@ def outcome(stage: Stage, name: str, up: "subprocess.CompletedProcess[str]", beg
 def triton(stage: Stage, *args: str) -> dict[str, Any]:
     began = time.time()
     flags = ("--load-format", "dummy", "--attention-backend", "TRITON_MLA")
-    return outcome(stage, "triton", stage.up("triton", "kimi5", *args, engine_args=flags), began)
+    return outcome(stage, f"triton-{stage.gpu}", stage.up(f"triton-{stage.gpu}", "kimi5", *args, engine_args=flags), began)
 
 
 def hog(stage: Stage) -> dict[str, Any]:
@@ -193,7 +193,7 @@ def main() -> None:
         except (OSError, ValueError, KeyError, IndexError, subprocess.TimeoutExpired) as e:
             print(f"{name}: {type(e).__name__}: {e}", flush=True)
             continue
-        for run in ("triton", "hogged", "wide", "cut"):
+        for run in (f"triton-{given.gpu}", "hogged", "wide", "cut"):
             firstlight("down", run)
         row["used_mib_after"] = gpu_used_mib()
         with given.results.open("a") as f:

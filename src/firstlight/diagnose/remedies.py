@@ -88,6 +88,35 @@ def less_by(value: float, step: float) -> float:
     return result
 
 
+def utilization_after_profiling(utilization: float, requested: float, pool: float, free: float, peak: float) -> float:
+    """The utilization whose KV pool fits what profiling really left free, GiB: less the activation peak, which comes again, and 1 GiB.
+
+    `requested` is that utilization's share of the GPU; the pool was planned larger than `free` by what the profile does not see.
+    """
+    return _lowered(utilization, pool - (free - peak - 1), requested / utilization)
+
+
+def utilization_halfway(utilization: float, pool: float, tried: float, free: float, total: float) -> float:
+    """The utilization whose KV pool fits if half of the pool's tensors (GiB each: `tried`) were there when one found only `free`.
+
+    The message does not say how many were; half of them is safe unless more than half of the pool was never free.
+    """
+    return _lowered(utilization, pool - (free + pool // tried // 2 * tried - 1), total)
+
+
+def utilization_without(utilization: float, tried: float, free: float, total: float) -> float:
+    """The utilization that leaves the missing GiB free, and half a GiB more."""
+    return _lowered(utilization, tried - free + 0.5, total)
+
+
+def _lowered(utilization: float, surplus: float, total: float) -> float:
+    """Whole percents, rounded down. Raises ValueError where nothing must go or nothing would be left."""
+    value = int((utilization - surplus / total) * 100) / 100
+    if surplus <= 0 or value < 0.1:
+        raise ValueError("no utilization does it")
+    return value
+
+
 def more_by(value: float, step: float, most: float) -> float:
     if value >= most:
         raise ValueError("nothing left")
@@ -114,5 +143,19 @@ def above(value: float, bound: float) -> bool:
 
 FUNCTIONS: dict[str, Callable[..., Any]] = {
     f.__name__: f
-    for f in (len_that_fits, rounded_down, utilization_of, half, less_by, more_by, divisor_below, power_of_two_above, within, above)
+    for f in (
+        len_that_fits,
+        rounded_down,
+        utilization_of,
+        utilization_after_profiling,
+        utilization_halfway,
+        utilization_without,
+        half,
+        less_by,
+        more_by,
+        divisor_below,
+        power_of_two_above,
+        within,
+        above,
+    )
 }
