@@ -97,7 +97,8 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
         up = ["up", str(model), "--engine", "vllm", "--engine-python", str(FAKE_PYTHON), "--name", "tiny", "--skip", "bench"]
         up += ["--api-key-file", str(key)]
         served.cli(*up, ok=False)
-        failed = [c["name"] for c in served.latest("verdict.json")["checks"] if not (c["passed"] or c["skipped"])]
+        failed = {c["name"] for c in served.latest("verdict.json")["checks"] if not (c["passed"] or c["skipped"])}
+        failed |= {"trivial-continuations", "known-answers", "logprobs"}  # a script knows little, and has no tokens
         served.cli(*up, *(w for name in failed for w in ("--accept", name)))
         served.cli("service", "install", "tiny", "--system", "--yes", "--watchdog", "10", "--ignore", "throw-away-environment")
         yield served
