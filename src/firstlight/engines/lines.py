@@ -108,7 +108,11 @@ _PYTHON = re.compile(
     rf"(?P<stamp>\d{{4}}-\d\d-\d\d[ T]\d\d:\d\d:\d\d(?:[.,]\d+)?)\s+(?:-\s+)?(?:(?P<level>{_LEVELS})\s+)"
     r"(?:(?P<source>[\w.]+\.py:\d+)\s+--\s+|-\s+)?"
 )
-_LLAMA = re.compile(r"(?P<stamp>\d+\.\d\d\.\d\d\d\.\d\d\d) (?P<level>[DIWE]) (?:(?:srv|cmn|slot|que|res|main|cli) +)?")
+_LLAMA = re.compile(
+    r"(?:(?P<stamp>\d+\.\d\d\.\d\d\d\.\d\d\d) (?P<level>[DIWE]) |(?P<bare>[WE]) (?=(?:ggml|llama|clip|gguf|common|alloc|graph|srv|cmn) ?\w*))"
+    r"(?:(?:srv|cmn|slot|que|res|main|cli) +)?"
+)
+_SOURCE = re.compile(r"\[(?P<source>[\w./-]+\.py:\d+)\] ?")
 _TORCH = re.compile(r"\[(?P<level>[DIWEF])\d{4} (?P<stamp>\d\d:\d\d:\d\d)(?:\.\d+)? (?:\d+ )?(?P<source>[\w.-]+:\d+)\] ?(?:\[c10d\] )?")
 _SGLANG = re.compile(r"\[(?P<stamp>\d{4}-\d\d-\d\d \d\d:\d\d:\d\d(?:\.\d+)?)(?P<ranks>(?: (?:DP|TP|PP|EP|ATTN_\w+?)\d+)*)\] ")
 _RANK = re.compile(r"\[(?:rank|default)(?P<rank>\d+)\]:\s?")
@@ -222,17 +226,27 @@ def _process(m: "re.Match[str]") -> str:
 def _one(number: int, raw: str) -> Line:
     at, name, pid, stamp = _peel(raw)
     m = _HEADER.match(raw, at) or _BARE.match(raw, at) or _LLAMA.match(raw, at) or _TORCH.match(raw, at) or _PYTHON.match(raw, at)
+    m = m or _SOURCE.match(raw, at)
     if m is None:
         return Line(number, _text(raw, at), name, pid, None, stamp, None, stamp is not None)
     found = m.groupdict()
-    return Line(number, _text(raw, m.end()), name, pid, _level(found["level"]), found.get("stamp") or stamp, found.get("source"), True)
+    return Line(
+        number,
+        _text(raw, m.end()),
+        name,
+        pid,
+        _level(found.get("level") or found.get("bare")),
+        found.get("stamp") or stamp,
+        found.get("source"),
+        True,
+    )
 
 
 _SHORT = {"D": "DEBUG", "I": "INFO", "W": "WARNING", "E": "ERROR", "F": "CRITICAL", "WARN": "WARNING", "FATAL": "CRITICAL"}
 
 
-def _level(level: str) -> str:
-    return _SHORT.get(level, level)
+def _level(level: str | None) -> str | None:
+    return _SHORT.get(level, level) if level else None
 
 
 def _text(raw: str, at: int) -> str:

@@ -1,5 +1,6 @@
 """Every rule against its own logs: hits give the code, misses do not; every code has both."""
 
+import time
 from pathlib import Path
 
 import pytest
@@ -30,6 +31,31 @@ def test_every_rule_is_hit_by_a_log() -> None:
         benign |= set(reader.benign)
     rules = [r for r in builtin_rules() if r.role != "exit" and r.code not in benign]
     assert [f"{r.code}: {r.match[0].regex.pattern}" for r in rules if id(r) not in hit] == []
+
+
+HARD = (
+    "a" * 8000,
+    "'" * 8000,
+    "0," * 4000,
+    "/a" * 4000,
+    "a.b" * 2600,
+    "x: " * 2600,
+    ("x" * 70 + "\n") * 110,
+    "RuntimeError: " + "not supported " * 560,
+)
+
+
+def test_no_pattern_takes_long_on_hard_text() -> None:
+    """Messages of 8,000 characters that nearly match: no pattern may need more than linear time, or nearly so."""
+    slow = []
+    for rule in builtin_rules():
+        for p in (*rule.match, *rule.unless, *rule.frames, *rule.unless_frames, *rule.with_log, *rule.unless_log):
+            began = time.process_time()
+            for text in HARD:
+                p.search(text)
+            if time.process_time() - began > 0.5:
+                slow.append(f"{rule.code}: {p.regex.pattern}")
+    assert slow == []
 
 
 def test_every_rule_says_what_it_means_and_where_it_comes_from() -> None:
