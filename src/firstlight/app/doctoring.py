@@ -98,12 +98,10 @@ def _adapters() -> Iterator[Item]:
 
 
 def _engines() -> Iterator[Item]:
-    from firstlight.app.looking import engine_hints
-    from firstlight.engines.registry import load_adapters
-    from firstlight.probe.engines import find_engines
+    from firstlight.app.looking import engine_hints, find_here
     from firstlight.probe.local import LocalHost
 
-    found = find_engines(LocalHost(), load_adapters(), hints=engine_hints(LocalHost(), None))
+    found = find_here(LocalHost(), engine_hints(LocalHost(), None))
     for install in found:
         problem = next(iter(install.findings), None)
         where = install.python or install.binary or "?"

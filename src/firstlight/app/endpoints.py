@@ -4,9 +4,10 @@ import os
 from pathlib import Path
 from typing import NamedTuple
 
+from firstlight.app.reconcile import reconcile
 from firstlight.app.store import RunFolder, RunStore
 from firstlight.core.errors import FirstlightError, InputError, UsageError
-from firstlight.core.run import Endpoint
+from firstlight.core.run import TERMINAL, Endpoint
 from firstlight.verify.answers import error_text
 from firstlight.verify.client import Api
 from firstlight.verify.wire import WireMeta, WireModel, WireModels, read
@@ -57,10 +58,11 @@ async def target_of(ref: str, *, model: str | None, key_file: str | None) -> Tar
 
 
 def _of_run(ref: str, key_file: str | None) -> Target:
+    """A run that is over serves nothing: whoever answers at its port since then is a stranger."""
     folder = RunStore().find(ref)
-    run = folder.run
-    if run.endpoint is None:
-        raise UsageError("run-not-serving", f"the run {run.name} has no endpoint", evidence=(f"state: {run.state}",), hint="firstlight up")
+    run = reconcile(folder)
+    if run.endpoint is None or run.state in TERMINAL:
+        raise UsageError("run-not-serving", f"the run {run.name} serves nothing", evidence=(f"state: {run.state}",), hint="firstlight up")
     return Target(_near(run.endpoint, run.host), key_from(key_file or run.endpoint.api_key_file), folder)
 
 

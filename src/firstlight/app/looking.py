@@ -128,6 +128,7 @@ def look_at_machine(
 
 
 def find_here(host: Host, hints: Sequence[str], adapters: Sequence[EngineAdapter] | None = None) -> list[EngineInstall]:
+    """Engines of the host. adapters: all that are registered, when not said."""
     from firstlight.probe.engines import find_engines
 
     return find_engines(host, load_adapters() if adapters is None else adapters, hints=hints)

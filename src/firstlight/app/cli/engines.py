@@ -8,8 +8,9 @@ from collections.abc import Callable
 import click
 
 from firstlight.app.consent import Consent
-from firstlight.app.output import console, emit, emit_rows, glyphs, output_option, say
+from firstlight.app.output import emit, emit_rows, glyphs, output_option, say
 from firstlight.app.places import cache_folder, data_folder
+from firstlight.app.tables import print_table
 from firstlight.core.machine import EngineInstall
 from firstlight.core.units import format_seconds
 
@@ -38,15 +39,12 @@ def _show_list(rows: list[EngineInstall]) -> None:
         say("no engine is here yet")
         say(f"  {glyphs(sys.stderr).arrow} firstlight engines install vllm, or firstlight engines install vllm --cpu")
         return
-    from rich.table import Table
+    print_table([("ENGINE", "VERSION", "FOR", "TORCH", "CUDA", "PYTHON"), *(_cells(row) for row in rows)])
 
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for name in ("ENGINE", "VERSION", "FOR", "TORCH", "CUDA", "PYTHON"):
-        table.add_column(name, overflow="fold")
-    for row in rows:
-        cells = (row.engine, row.build or row.version, row.device, row.torch, row.cuda, row.python or row.binary)
-        table.add_row(*(c or "unknown" for c in cells))
-    console().print(table)
+
+def _cells(row: EngineInstall) -> tuple[str, ...]:
+    cells = (row.engine, row.build or row.version, row.device, row.torch, row.cuda, row.python or row.binary)
+    return tuple(c or "unknown" for c in cells)
 
 
 def _known() -> list[EngineInstall]:
@@ -58,12 +56,11 @@ def _known() -> list[EngineInstall]:
 
 def _found() -> list[EngineInstall]:
     """What the probe finds besides our own environments."""
-    from firstlight.engines.registry import load_adapters
-    from firstlight.probe.engines import find_engines
+    from firstlight.app.looking import find_here
     from firstlight.probe.hosts import open_host
 
     ours = {row.python for row in _known()}
-    return [row for row in find_engines(open_host("local"), load_adapters()) if row.python is None or row.python not in ours]
+    return [row for row in find_here(open_host("local"), []) if row.python is None or row.python not in ours]
 
 
 @command.command()

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from firstlight.app.output import console, emit_rows, glyphs, output_option, say
+from firstlight.app.output import emit_rows, glyphs, output_option, say
 from firstlight.app.places import cache_folder
+from firstlight.app.tables import print_table
 from firstlight.core.errors import ConsentError
 from firstlight.core.run import TERMINAL
 from firstlight.core.units import format_bytes, format_seconds
@@ -91,17 +92,15 @@ def _refuse_while_serving(model: "CachedModel") -> None:
 
 
 def _show(rows: list["CachedModel"]) -> None:
-    from rich.table import Table
-
     if not rows:
         say("no model is cached")
         return
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for name in ("MODEL", "SIZE", "LAST USED", "CACHE", "RUNS"):
-        table.add_column(name, overflow="fold", justify="right" if name == "SIZE" else "left")
-    for row in rows:
-        ago = f"{format_seconds(max(0.0, time.time() - row.last_used))} ago" if row.last_used else "unknown"
-        name = row.name if row.complete else f"{row.name} (incomplete)"
-        table.add_row(name, format_bytes(row.bytes), ago, row.place, ", ".join(row.used_by) or "none")
-    console().print(table)
-    say(f"{format_bytes(sum(r.bytes for r in rows))} in {len(rows)} models; `firstlight models rm NAME` removes one")
+    print_table([("MODEL", "SIZE", "LAST USED", "CACHE", "RUNS"), *(_cells(row) for row in rows)])
+    count = f"{len(rows)} model{'s' if len(rows) != 1 else ''}"
+    say(f"{format_bytes(sum(r.bytes for r in rows))} in {count}; `firstlight models rm NAME` removes one")
+
+
+def _cells(row: "CachedModel") -> tuple[str, ...]:
+    ago = f"{format_seconds(max(0.0, time.time() - row.last_used))} ago" if row.last_used else "unknown"
+    name = row.name if row.complete else f"{row.name} (incomplete)"
+    return name, format_bytes(row.bytes), ago, row.place, ", ".join(row.used_by) or "none"

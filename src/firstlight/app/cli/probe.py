@@ -28,17 +28,15 @@ def command(
     output: str,
 ) -> int:
     """GPUs, links, memory, limits, ports, disks under PATH, engines. Needs nothing on the target but POSIX sh."""
-    from firstlight.app.looking import engine_hints
+    from firstlight.app.looking import engine_hints, find_here
     from firstlight.app.views.machine import save_raw, show_machine
-    from firstlight.engines.registry import load_adapters
-    from firstlight.probe.engines import find_engines
     from firstlight.probe.hosts import open_host
     from firstlight.probe.machine import measure_collectives, probe_machine
 
     where, texts = open_host(host), dict[str, str]()
     machine = probe_machine(where, paths=paths, raw=texts, measure_reads=read_speed, test_peers=peer_copies)
     if not no_engines:
-        machine = msgspec.structs.replace(machine, engines=find_engines(where, load_adapters(), hints=engine_hints(where, engine_python)))
+        machine = msgspec.structs.replace(machine, engines=find_here(where, engine_hints(where, engine_python)))
     if all_reduce:
         machine = measure_collectives(where, machine, python=engine_python, raw=texts)
     save_raw(raw, texts)

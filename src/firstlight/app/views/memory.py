@@ -43,7 +43,7 @@ def show_memory(out: Console, best: Candidate) -> None:
     out.print()
     for label, budget in budgets:
         out.print(_bar_title(label, budget))
-        out.print(_bar(budget))
+        out.print(_bar(budget, width=min(BAR_WIDTH, max(20, out.width - 4))))
     for line in _legend(best.per_gpu):
         out.print(line)
 
@@ -60,15 +60,15 @@ def _bar_title(label: str, budget: MemoryBudget) -> str:
     return f"  {label}: {_gib(budget.total)}{usable}"
 
 
-def _bar(budget: MemoryBudget) -> Text:
+def _bar(budget: MemoryBudget, *, width: int) -> Text:
     """Segments in proportion to the total; anything above 0 gets at least a cell; what does not fit runs past the edge."""
     total = float(budget.total.mid or budget.usable.mid or 1)
     plain = not glyphs().full.startswith("█")
     bar = Text("  ")
     for part in PARTS:
         value = max(float(getattr(budget, part.name).mid or 0), 0.0)
-        cells = max(round(value / total * BAR_WIDTH), 1 if value > 0.001 * total else 0)
-        bar.append((part.ascii if plain else part.unicode) * min(cells, 2 * BAR_WIDTH), style=part.style)
+        cells = max(round(value / total * width), 1 if value > 0.001 * total else 0)
+        bar.append((part.ascii if plain else part.unicode) * min(cells, 2 * width), style=part.style)
     return bar
 
 
