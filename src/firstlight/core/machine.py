@@ -3,6 +3,7 @@
 from msgspec import Struct
 
 from firstlight.core.findings import Finding
+from firstlight.core.units import gib
 
 
 class GpuProcess(Struct, frozen=True, kw_only=True):
@@ -17,6 +18,21 @@ class GpuProcess(Struct, frozen=True, kw_only=True):
     ours: bool = False
     unit: str | None = None
     run: str | None = None
+
+    def line(self) -> str:
+        """Who it is, in one line: `pid 71, root, holds 3.00 GiB, unit vllm.service, python3 -m …`."""
+        words = [f"pid {self.pid}", self.user, f"holds {gib(self.memory_bytes)}" if self.memory_bytes else None]
+        words += [f"container {self.container}" if self.container else None, f"unit {self.unit}" if self.unit else None]
+        words += [f"run {self.run}" if self.run else None, (self.command or "")[:80] or None]
+        return ", ".join(w for w in words if w)
+
+    def way_to_free(self) -> str:
+        """The gentlest command that ends it."""
+        if self.run:
+            return f"`firstlight down {self.run}`"
+        if self.unit:
+            return f"`systemctl stop {self.unit}`"
+        return f"`docker stop {self.container}`" if self.container else f"`kill {self.pid}`"
 
 
 class Accelerator(Struct, frozen=True, kw_only=True):

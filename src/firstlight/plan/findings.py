@@ -68,7 +68,7 @@ def findings_of(s: Situation, best: Outcome | None) -> Iterator[Finding]:
             message="GPUs of several kinds: every rank is planned with the smallest",
             evidence=[f"smallest: {s.gpus[0].name}, {gib(s.total_bytes)}"],
         )
-    yield from _occupied(s)
+    yield from _occupied(s, best)
     if s.wish.pins.speculative_config and not s.resident.options.draft:
         yield Finding(
             code="draft-not-counted",
@@ -82,10 +82,12 @@ def findings_of(s: Situation, best: Outcome | None) -> Iterator[Finding]:
         yield from _outside(s, best.candidate)
 
 
-def _occupied(s: Situation) -> Iterator[Finding]:
+def _occupied(s: Situation, best: Outcome | None) -> Iterator[Finding]:
     """Memory that somebody holds now: the engine's start-up check would refuse."""
     free, pinned = s.free_bytes, s.wish.pins.gpu_memory_utilization
     if free is None or free >= s.total_bytes * (pinned or s.terms.gpu_memory_utilization):
+        return
+    if pinned is None and best is None:
         return
     if pinned is None:
         yield Finding(
@@ -146,12 +148,34 @@ def _outside(s: Situation, best: Candidate) -> Iterator[Finding]:
 
 def does_not_fit(s: Situation, failed: list[Outcome]) -> Finding:
     nearest = failed[0] if failed else None
+    if nearest is not None and (held := _held_by_others(s, nearest.candidate)) is not None:
+        return held
     return Finding(
         code="does-not-fit",
         severity=Severity.BLOCKER,
         message=f"{_what(s, nearest)} does not hold the model with the context that was asked",
         evidence=[f"{layout_of(nearest.candidate)}: {nearest.refusal.because}"] if nearest and nearest.refusal else [],
         hint=_way_out(nearest),
+    )
+
+
+def _held_by_others(s: Situation, nearest: Candidate) -> Finding | None:
+    """The same GPUs would hold the model's weights and their work, were they empty: then who holds them is the cause, not their size."""
+    free, usable = s.free_bytes, s.total_bytes * s.terms.gpu_memory_utilization
+    needed = (nearest.per_gpu.weights.mid or 0) + (nearest.per_gpu.activation_peak.mid or 0) if nearest.per_gpu else 0
+    if free is None or free >= usable or s.wish.pins.gpu_memory_utilization is not None or not 0 < needed < usable:
+        return None
+    holders = {p.pid: p for gpu in s.gpus for p in gpu.processes}.values()
+    ways = ", ".join(dict.fromkeys(p.way_to_free() for p in holders))
+    return Finding(
+        code="gpu-memory-occupied",
+        severity=Severity.BLOCKER,
+        message=f"others hold the memory that the model needs: {gib(free)} of {gib(s.total_bytes)} are free on a GPU",
+        evidence=[
+            f"{layout_of(nearest)}: {gib(needed)} of weights and activations per GPU; an empty GPU has {gib(usable)} for them",
+            *([p.line() for p in holders][:8] or ["no process is listed: it may run in a container or belong to another user"]),
+        ],
+        hint=ways or "find the holder with `fuser -v /dev/nvidia*` as root",
     )
 
 

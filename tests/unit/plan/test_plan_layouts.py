@@ -9,7 +9,7 @@ from plan_models import checkpoint
 from firstlight.catalog.gpus import imagine
 from firstlight.core.checkpoint import Checkpoint, KvCacheQuantization
 from firstlight.core.intent import Intent, Pins
-from firstlight.core.machine import Machine
+from firstlight.core.machine import GpuProcess, Machine
 from firstlight.core.plan import Constraint, EngineRef, PlanSet
 from firstlight.core.units import GIB
 from firstlight.plan.plan import plan
@@ -346,3 +346,15 @@ def test_a_model_with_its_own_selector_is_not_refused_by_the_general_one() -> No
     config = {k: v for k, v in base.config.items() if k != "kv_lora_rank"} | {"o_lora_rank": 1024, "index_topk": 512, "head_dim": 512}
     found = planned(msgspec.structs.replace(base, config=config), "8xh200-141gb-sxm", "0.26.0")
     assert all(r.code != "attn-backend-unsupported-kv-dtype" for r in found.rejected)
+
+
+def test_who_holds_the_memory_is_named_where_an_empty_gpu_would_do() -> None:
+    machine = imagine("1xh100-80gb-sxm")
+    holder = GpuProcess(pid=71, user="eva", memory_bytes=70 * GIB, command="python3 train.py", unit="train.service")
+    gpu = msgspec.structs.replace(machine.accelerators[0], free_bytes=8 * GIB, processes=[holder])
+    found = planned("llama-3.1-8b", msgspec.structs.replace(machine, accelerators=[gpu]))
+    assert found.verdict == "blocked"
+    told = next(f for f in found.findings if f.severity == "blocker")
+    assert told.code == "gpu-memory-occupied"
+    assert any("pid 71, eva, holds 70.00 GiB" in line for line in told.evidence)
+    assert told.hint == "`systemctl stop train.service`"

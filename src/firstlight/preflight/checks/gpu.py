@@ -76,7 +76,7 @@ def memory_held(context: Context) -> Iterator[Finding]:
         return
     evidence = _held_lines(short)
     holders = [p for g, _ in short for p in g.processes]
-    evidence += [_process_line(p) for p in _distinct(holders)[:8]]
+    evidence += [p.line() for p in _distinct(holders)[:8]]
     if not holders:
         evidence.append("no process is listed: it may run in a container, belong to another user, or have left memory behind")
     yield blocker(
@@ -96,28 +96,14 @@ def _held_lines(short: list[tuple[Accelerator, float]]) -> list[str]:
     return [f"GPU{'s' if len(at) > 1 else ''} {', '.join(at)}: {text}" for text, at in lines.items()]
 
 
-def _process_line(process: GpuProcess) -> str:
-    words = [f"pid {process.pid}", process.user, f"holds {gib(process.memory_bytes)}" if process.memory_bytes else None]
-    words += [f"container {process.container}" if process.container else None, f"unit {process.unit}" if process.unit else None]
-    words += [f"run {process.run}" if process.run else None, (process.command or "")[:80] or None]
-    return ", ".join(w for w in words if w)
-
-
 def _distinct(processes: list[GpuProcess]) -> list[GpuProcess]:
     return list({p.pid: p for p in processes}.values())
 
 
 def _free_hint(processes: list[GpuProcess]) -> str:
     """The gentlest command that frees each holder."""
-    commands = []
-    for process in processes:
-        if process.run:
-            commands.append(f"`firstlight down {process.run}`")
-        elif process.unit:
-            commands.append(f"`systemctl stop {process.unit}`")
-        elif process.container:
-            commands.append(f"`docker stop {process.container}`")
     plain = [str(p.pid) for p in processes if not (p.run or p.unit or p.container)]
+    commands = [p.way_to_free() for p in processes if p.run or p.unit or p.container]
     commands += [f"`kill {' '.join(plain)}`"] if plain else []
     return ", ".join(dict.fromkeys(commands)) or "find the holder with `fuser -v /dev/nvidia*` as root"
 
@@ -129,7 +115,7 @@ def leftovers(context: Context) -> Iterator[Finding]:
         yield remark(
             "own-run-on-gpu",
             f"{len(ours)} processes of firstlight runs use these GPUs",
-            evidence=[_process_line(p) for p in ours[:8]],
+            evidence=[p.line() for p in ours[:8]],
             hint=_free_hint(ours),
         )
 
