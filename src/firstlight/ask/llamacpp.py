@@ -11,9 +11,10 @@ from firstlight.core.findings import Finding, Severity
 from firstlight.core.machine import EngineInstall
 from firstlight.core.plan import Candidate, MemoryBudget, RankBudget
 from firstlight.core.ports import Host
+from firstlight.core.units import MIB
 
 CANNOT_KNOW = ["memory outside llama.cpp's own buffers (driver, other processes)", "the server's prompt cache, which grows while it serves"]
-ROUNDED = "llama.cpp prints whole MiB"
+ROUNDED = "llama.cpp prints MiB, some of them whole"
 
 
 def ask_llamacpp(
@@ -32,7 +33,15 @@ def ask_llamacpp(
         )
     request = {"model": path, "args": list(candidate.args)}
     raw = run_inside(host, install.python, request, cache=cache, timeout=timeout, engine="llamacpp", package="inside", module="ask")
-    return read_answer(raw, install)
+    return read_answer(_exact_weights(raw, checkpoint), install)
+
+
+def _exact_weights(raw: dict[str, Any], checkpoint: Checkpoint) -> dict[str, Any]:
+    """Where one device holds all weights they are the file's tensors, to the byte; llama.cpp prints whole MiB of them."""
+    devices, size = raw["devices"], checkpoint.tensor_bytes
+    if len(devices) == 1 and size is not None and 0 <= size - devices[0]["model"] < MIB:
+        return {**raw, "devices": [{**devices[0], "model": size}]}
+    return raw
 
 
 def read_answer(raw: dict[str, Any], install: EngineInstall) -> EngineAnswer:

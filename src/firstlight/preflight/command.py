@@ -148,7 +148,7 @@ def read_unit(text: str, *, origin: str = "unit") -> EngineCommand:
 def read_compose(document: Any, *, origin: str = "compose file") -> EngineCommand:
     """The first service of a compose document that runs an engine."""
     services = document.get("services") if isinstance(document, dict) else None
-    for name, service in (services or {}).items():
+    for name, service in services.items() if isinstance(services, dict) else ():
         try:
             return _service(service, f"service {name} of the {origin}")
         except InputError as e:
@@ -158,17 +158,20 @@ def read_compose(document: Any, *, origin: str = "compose file") -> EngineComman
 
 
 def _service(service: Any, origin: str) -> EngineCommand:
-    words = [w for part in ("entrypoint", "command") for w in _words(service.get(part))]
+    """Raises InputError; `no-engine-command` for a service that is no mapping, too."""
+    if not isinstance(service, dict):
+        raise InputError("no-engine-command", f"the {origin} is no service", hint=_HINT)
+    words = [w for part in ("entrypoint", "command") for w in _words(service.get(part), origin)]
     return read_words([str(service.get("image", "")), *words], env=_variables(service.get("environment")), origin=origin)
 
 
-def _words(value: Any) -> list[str]:
-    if value is None:
-        return []
-    return shlex.split(value) if isinstance(value, str) else [str(v) for v in value]
+def _words(value: Any, origin: str) -> list[str]:
+    if isinstance(value, str):
+        return _split(value.replace("\\\n", " "), origin)
+    return [str(v) for v in value] if isinstance(value, list) else []
 
 
 def _variables(value: Any) -> dict[str, str]:
     if isinstance(value, dict):
         return {str(k): str(v) for k, v in value.items() if v is not None}
-    return {m[1]: m[2] for text in value or [] if (m := _ASSIGNMENT.fullmatch(str(text)))}
+    return {m[1]: m[2] for text in value if (m := _ASSIGNMENT.fullmatch(str(text)))} if isinstance(value, list) else {}

@@ -151,3 +151,53 @@ def test_any_words_give_a_command_or_a_message(words: list[str]) -> None:
         except InputError as e:
             hint = str(e.hint)
         assert hint is not None
+
+
+_SCALARS = st.none() | st.booleans() | st.integers() | st.text(max_size=20)
+_ODD = st.recursive(_SCALARS, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3))
+_SERVICE = st.fixed_dictionaries(
+    {},
+    optional={
+        "image": _ODD,
+        "command": _ODD | st.just("vllm serve 'm"),
+        "entrypoint": _ODD | st.just(["vllm", "serve"]),
+        "environment": _ODD | st.just(["A=1", 2, None]),
+    },
+)
+
+
+@given(st.fixed_dictionaries({"services": _ODD | st.dictionaries(st.text(max_size=4), _SERVICE | _ODD, max_size=3)}) | _ODD)
+def test_a_compose_document_of_any_shape_is_read_or_refused(document: object) -> None:
+    try:
+        assert read_compose(document).model
+    except InputError as e:
+        assert e.code in ("no-engine-command", "no-model-in-command", "command-unreadable")
+
+
+@given(st.text() | st.text(alphabet="ExecStart=Environment\n'\"\\ vllm serve m-"))
+def test_a_unit_of_any_text_is_read_or_refused(text: str) -> None:
+    try:
+        assert read_unit(f"[Service]\n{text}").model
+    except InputError as e:
+        assert e.code in ("no-engine-command", "no-model-in-command", "command-unreadable")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "services: [1, 2]",
+        "services: {a: 1, b: {command: 7}}",
+        'services: {a: {image: vllm/vllm-openai:v0.16.0, command: "--model \'m"}}',
+        "services:\n  a: &x {image: i}\n  b: *x",
+        "a: b: c",
+        "\tx: 1",
+        "!!python/object/apply:os.system [id]",
+        "%YAML 9.9\n---\n- x",
+        "",
+    ],
+)
+def test_odd_yaml_is_a_message(text: str, tmp_path: Path) -> None:
+    (tmp_path / "compose.yaml").write_text(text)
+    with pytest.raises(InputError) as error:
+        read_command((), str(tmp_path / "compose.yaml"))
+    assert error.value.code in ("no-engine-command", "command-unreadable")

@@ -85,7 +85,23 @@ def read(lines: list[str]) -> dict[str, Any]:
             answer["settings"].setdefault(number[1], int(number[2]))
         elif re.search(r"error loading model|failed to load model|GGML_ASSERT|^error: |: error: ", line) and not answer["error"]:
             answer["error"] = line
+    _refine(answer)
     return answer
+
+
+def _refine(answer: dict[str, Any]) -> None:
+    """The table has whole MiB; other lines have two decimals: compute buffers by device, and the KV cache where one device has it all."""
+    devices, compute = answer["devices"], answer["compute"]
+    names = [device["name"].split(" ")[0] for device in devices]
+    for name, device in zip(names, devices):  # noqa: B905 - Python 3.9
+        own = [size for buffer, size in compute.items() if (buffer if buffer in names else "Host") == name]
+        device["compute"] = _finer(device["compute"], sum(own))
+    if len(devices) == 1:
+        devices[0]["context"] = _finer(devices[0]["context"], sum(group["bytes"] for group in answer["kv"]))
+
+
+def _finer(whole: int, exact: int) -> int:
+    return exact if 0 <= exact - whole < MIB else whole
 
 
 def _row(line: str) -> dict[str, Any] | None:
