@@ -71,7 +71,7 @@ def _folders() -> Iterator[Item]:
 
 
 def _nearest_existing(folder: Path) -> Path:
-    return next(p for p in (folder, *folder.parents) if p.exists())
+    return next(p for p in (folder, *folder.parents) if os.path.exists(p))
 
 
 def _catalog() -> Iterator[Item]:
@@ -122,6 +122,6 @@ def _variables() -> Iterator[Item]:
     """Variables of ours that are set, and those that point nowhere."""
     for name in sorted(k for k in os.environ if k.startswith("FIRSTLIGHT_")):
         value = os.environ[name]
-        lost = name.endswith(("_PYTHON", "_CONFIG")) and not Path(value).exists()
+        lost = name.endswith(("_PYTHON", "_CONFIG")) and not os.path.exists(value)
         hint = f"unset {name}, or name a file that is there" if lost else None
         yield Item(name=name, verdict="failed" if lost else "ok", text=value + (": there is no such file" if lost else ""), hint=hint)

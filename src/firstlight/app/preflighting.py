@@ -171,7 +171,7 @@ def read_command(words: Sequence[str], file: str | None) -> EngineCommand:
     """The command after `--`, or the one in a compose file, a unit or a shell script, with or without --file. Raises InputError."""
     from firstlight.preflight import command
 
-    if file is None and len(words) == 1 and Path(words[0]).is_file() and not os.access(words[0], os.X_OK):
+    if file is None and len(words) == 1 and os.path.isfile(words[0]) and not os.access(words[0], os.X_OK):
         file = words[0]
     if words and file is None:
         return command.read_words(words) if len(words) > 1 else command.read_shell(words[0])

@@ -176,7 +176,7 @@ class RunStore:
 
     def find(self, ref: str) -> RunFolder:
         """A run by folder, id, id's beginning, or name (the newest of that name). Raises UsageError run-not-found."""
-        if os.sep in ref and (Path(ref) / "run.json").exists():
+        if os.sep in ref and os.path.exists(os.path.join(ref, "run.json")):
             return RunFolder(Path(ref))
         folders = self.folders()
         for folder in folders:

@@ -1,6 +1,7 @@
 """`firstlight verify`: options to checks, and the verdict for a person."""
 
 import functools
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -81,7 +82,7 @@ async def _blamed(verdict: Verdict, target: Target, ask: "Asking", wanted: Verif
 
 def _trusted(ref: str, python: str | None) -> Reference:
     """From a reference file, or computed from a model folder."""
-    if not Path(ref).is_dir():
+    if not os.path.isdir(ref):
         return decode(Path(ref).read_bytes(), Reference, origin=ref)
     if python is None:
         raise UsageError("reference-needs-python", f"{ref} is a folder", hint="--engine-python PATH, of an environment with transformers")

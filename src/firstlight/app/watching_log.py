@@ -51,7 +51,7 @@ def find_target(name: str) -> Target:
 
     if name == "-":
         return Target(name="stdin", path=None, live=True)
-    if Path(name).is_file():
+    if os.path.isfile(name):
         return Target(name=Path(name).name, path=str(Path(name).absolute()))
     if "/" in name or name.endswith((".log", ".txt")):
         raise InputError("log-not-found", f"there is no log {name}", hint="name a log file, a run, or - for standard input")

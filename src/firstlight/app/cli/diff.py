@@ -1,9 +1,12 @@
 """`firstlight diff A B`: what differs between two runs or two JSON documents."""
 
+import os
 from pathlib import Path
 from typing import Any
 
 import click
+
+from firstlight.app.output import say
 
 COMPARED = ("intent.json", "checkpoint.json", "machine.json", "plan.json", "launch.json")
 NOISE = frozenset({"created", "updated", "free_bytes", "memory_available_bytes", "shm_free_bytes", "processes", "ports_in_use", "port"})
@@ -14,11 +17,21 @@ NOISE = frozenset({"created", "updated", "free_bytes", "memory_available_bytes",
 @click.argument("b")
 def command(a: str, b: str) -> int:
     """Compares runs A and B (or two JSON files) field by field; facts that change by themselves are left out."""
-    pairs = [(Path(a), Path(b))] if Path(a).is_file() and Path(b).is_file() else _run_files(a, b)
-    for left, right in pairs:
-        for name, old, new in differences(_read(left), _read(right)):
-            click.echo(f"{left.stem}.{name}: {old!r} -> {new!r}")
+    found = [d for left, right in _pairs(a, b) for d in _differing(left, right)]
+    for name, old, new in found:
+        click.echo(f"{name}: {old!r} -> {new!r}")
+    if not found:
+        say("nothing differs")
     return 0
+
+
+def _pairs(a: str, b: str) -> list[tuple[Path, Path]]:
+    """Two files as they are, or what two runs have of the documents that are compared."""
+    return [(Path(a), Path(b))] if os.path.isfile(a) and os.path.isfile(b) else _run_files(a, b)
+
+
+def _differing(left: Path, right: Path) -> list[tuple[str, Any, Any]]:
+    return [(f"{left.stem}.{name}" if name else left.stem, old, new) for name, old, new in differences(_read(left), _read(right))]
 
 
 def _run_files(a: str, b: str) -> list[tuple[Path, Path]]:
@@ -36,6 +49,8 @@ def _read(path: Path) -> Any:
 
     try:
         return msgspec.json.decode(path.read_bytes()) if path.exists() else {}
+    except OSError as e:
+        raise InputError("file-unreadable", f"{path} cannot be read", evidence=(e.strerror or str(e),)) from None
     except msgspec.DecodeError as e:
         raise InputError("not-json", f"{path} is not JSON", evidence=(str(e),)) from None
 

@@ -1,5 +1,6 @@
 """`firstlight service`: a verified run as a systemd service."""
 
+import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -37,14 +38,13 @@ def command() -> None:
 @output_option
 def install(run: str, scope: str | None, output: str, **options: Any) -> int:
     """Makes a service of RUN exactly as it was verified (or of a saved PLAN, which is brought up and verified first)."""
-    import os
 
     from firstlight.app.consent import Consent
     from firstlight.app.servicing import Wanted, brought_up, install
     from firstlight.deploy.unit import unit_name
 
     wanted = Wanted(
-        ref=brought_up(run, {k: options[k] for k in ("name", "yes", "allow", "accept", "ignore")}) if Path(run).is_file() else run,
+        ref=brought_up(run, {k: options[k] for k in ("name", "yes", "allow", "accept", "ignore")}) if os.path.isfile(run) else run,
         name=options["name"],
         scope=scope or ("system" if os.getuid() == 0 else "user"),
         start=options["start"],

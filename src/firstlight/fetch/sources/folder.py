@@ -39,13 +39,13 @@ class FolderSource:
     name = "folder"
 
     def accepts(self, ref: str) -> int:
-        return 80 if ref.startswith(("file://", "/", "./", "../", "~")) or as_path(ref).exists() else 0
+        return 80 if ref.startswith(("file://", "/", "./", "../", "~")) or os.path.exists(as_path(ref)) else 0
 
     def list(self, ref: str, wire: object, env: Mapping[str, str]) -> Listing:
         root = as_path(ref).absolute()
-        if not root.exists():
+        if not os.path.exists(root):
             raise InputError("model-not-found", f"{ref} does not exist")
-        paths = [root] if root.is_file() else sorted(p for p in root.rglob("*") if p.is_file())
+        paths = [root] if root.is_file() else sorted(p for p in root.rglob("*") if os.path.isfile(p))
         base = root.parent if root.is_file() else root
         manifest = read_manifest(base)
         known = {f.name: f for f in manifest.files} if manifest else {}
