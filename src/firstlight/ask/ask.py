@@ -71,8 +71,8 @@ def ask(
     question = request(candidate, gpu, folder)
     key = _key(host, where, question, folder)
     remembered = f"{cache}/answers/{key}.json"
-    if host.stat(remembered) is not None:
-        return decode(host.read(remembered), EngineAnswer, origin=remembered)
+    if (known := _recall(host, remembered)) is not None:
+        return known
     on_step(f"asking vLLM {where.build} about rank {', '.join(map(str, question['ranks']))}")
     answer = _put(host, where, question, candidate, gpu, cache=cache, timeout=timeout, memory=memory_limit_bytes)
     if not any(f.code in ("asking-too-slow", "asking-failed") for f in answer.findings):
@@ -98,11 +98,28 @@ def _put(
     except FirstlightError as e:
         if e.code != "asking-failed":
             raise
-        finding = Finding(
-            code=e.code, severity=Severity.WARNING, message=e.message, evidence=list(e.evidence), note="computed figures stand"
-        )
-        return EngineAnswer(engine="vllm", version=where.build, build=where.build, findings=[finding])
-    return read_answer(raw, candidate, gpu, build=where.build, real=where.real)
+        return _no_answer(where, e.code, e.message, list(e.evidence))
+    try:
+        answer = read_answer(raw, candidate, gpu, build=where.build, real=where.real)
+        return decode(encode(answer), EngineAnswer)  # every value of its own type, or it is no answer
+    except (LookupError, TypeError, ValueError, AttributeError, FirstlightError) as e:
+        text = "what the engine's environment printed is no answer of our script"
+        return _no_answer(where, "engine-not-understood", text, [f"{type(e).__name__}: {e}"[:300], f"found: {str(raw)[:200]}"])
+
+
+def _no_answer(where: Where, code: str, message: str, evidence: list[str]) -> EngineAnswer:
+    finding = Finding(code=code, severity=Severity.WARNING, message=message, evidence=evidence, note="computed figures stand")
+    return EngineAnswer(engine="vllm", version=where.build, build=where.build, findings=[finding])
+
+
+def _recall(host: Host, path: str) -> EngineAnswer | None:
+    """An answer that was kept; None where there is none or the file is damaged, and then it is asked anew."""
+    if host.stat(path) is None:
+        return None
+    try:
+        return decode(host.read(path), EngineAnswer, origin=path)
+    except FirstlightError:
+        return None
 
 
 def place(

@@ -51,7 +51,15 @@ def _report(host: Host, python: str, args: list[str], requirement: str, timeout:
             evidence=tail[-3:] or (f"exit status {done.returncode}",),
             hint="see the releases with `pip index versions NAME`; pip's own configuration names the index",
         )
-    return [_distribution(item) for item in msgspec.json.decode(done.stdout)["install"]]
+    try:
+        return [_distribution(item) for item in msgspec.json.decode(done.stdout)["install"]]
+    except (msgspec.DecodeError, LookupError, TypeError, AttributeError) as e:
+        raise FirstlightError(
+            "release-not-found",
+            f"pip's report about {requirement} cannot be read",
+            evidence=(f"{type(e).__name__}: {e}", f"found: {done.stdout[:80]!r}"),
+            hint="pip 22.2 or newer writes it: `python -m pip install -U pip` in that environment",
+        ) from None
 
 
 def _distribution(item: dict[str, Any]) -> Distribution:

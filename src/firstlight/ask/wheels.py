@@ -6,6 +6,7 @@ import shutil
 import ssl
 import tempfile
 import zipfile
+import zlib
 from collections.abc import Callable, Sequence
 from io import RawIOBase
 from pathlib import Path
@@ -18,6 +19,8 @@ from firstlight.core.errors import FirstlightError
 from firstlight.core.ports import Host
 
 CONTENTS = "wheel.json"
+# What reading a zip that is cut, damaged, or none at all raises; a wheel without metadata, too.
+_DAMAGED = (OSError, zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, ValueError, httpx2.HTTPError)
 _GAP = 64 << 10
 _TAIL = 512 << 10
 Range = tuple[int, int]
@@ -50,9 +53,21 @@ def engine_source(host: Host, python: str, requirement: str, cache: str, *, on_s
     folder = Path(cache, f"{found.name}-{found.version}")
     if not (folder / CONTENTS).is_file():
         on_step(f"reading the Python files of {found.name} {found.version}")
+        _read(host, python, found, folder)
+    return str(folder)
+
+
+def _read(host: Host, python: str, found: Distribution, folder: Path) -> None:
+    try:
         with _open(host, python, found) as file:
             _unpack(file, found, folder)
-    return str(folder)
+    except _DAMAGED as e:
+        raise FirstlightError(
+            "wheel-not-read",
+            f"the wheel of {found.name} {found.version} could not be unpacked",
+            evidence=(f"{type(e).__name__}: {e}", found.url),
+            hint="it is cut, damaged or no wheel: try again, or get it with `pip download --no-deps` and look",
+        ) from None
 
 
 def read_contents(folder: str) -> WheelContents:
@@ -186,8 +201,6 @@ def _unpack(file: Ranges, found: Distribution, folder: Path) -> None:
         (temporary / CONTENTS).write_bytes(msgspec.json.format(msgspec.json.encode(contents)))
         shutil.rmtree(folder, ignore_errors=True)
         temporary.rename(folder)
-    except OSError as e:
-        raise FirstlightError("wheel-not-read", f"{found.name} {found.version} could not be unpacked", evidence=(str(e),)) from None
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
 

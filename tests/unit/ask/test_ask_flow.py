@@ -3,10 +3,14 @@
 import json
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
-from firstlight.ask.ask import ask, place
+from firstlight.ask.ask import Where, _put, ask, place
+from firstlight.ask.request import Gpu
 from firstlight.catalog.gpus import imagine
 from firstlight.core.answer import EngineAnswer
 from firstlight.core.checkpoint import Checkpoint
@@ -14,9 +18,11 @@ from firstlight.core.errors import InputError, UsageError
 from firstlight.core.machine import Accelerator, EngineInstall, Machine
 from firstlight.core.plan import Candidate, EngineRef
 from firstlight.core.ports import FileInfo
+from firstlight.core.schema import decode, encode
 from firstlight.probe.local import LocalHost
 
 HOST = LocalHost()
+GPU = Gpu(sm=90, count=1, memory=140 << 30, name="H200")
 PLAN = Candidate(engine=EngineRef(name="vllm"), tensor_parallel_size=2, kv_cache_memory_bytes=1 << 30)
 ANSWER: dict[str, Any] = {
     "phase": "done",
@@ -114,6 +120,32 @@ def test_what_was_not_answered_in_time_is_asked_again(engine: Engine, model: Pat
     assert put(engine, model, imagine("h200")).findings[0].code == "asking-too-slow"
     engine.answers(ANSWER)
     assert put(engine, model, imagine("h200")).findings == []
+
+
+_ODD = st.recursive(
+    st.none() | st.integers() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.sampled_from([*ANSWER, "error", "type", "message", "frames"]), inner),
+    max_leaves=6,
+)
+
+
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.sampled_from([*ANSWER, "error", "unknown_flags", "selector"]), _ODD)
+def test_an_answer_of_another_shape_is_a_finding_and_no_traceback(part: str, odd: object) -> None:
+    raw = json.loads(json.dumps({**ANSWER, part: odd}))
+    where = Where(python="p", build="0.24.0")
+    with mock.patch("firstlight.ask.ask.run_inside", return_value=raw):
+        answer = _put(HOST, where, {"gpu": None}, PLAN, GPU, cache="/c", timeout=1.0, memory=1)
+    assert decode(encode(answer), EngineAnswer) == answer
+    assert all(f.evidence for f in answer.findings)
+
+
+def test_an_answer_that_was_kept_and_damaged_is_asked_anew(engine: Engine, model: Path) -> None:
+    first = put(engine, model, imagine("2xh200"))
+    (kept,) = (engine.folder / "cache/answers").iterdir()
+    kept.write_bytes(kept.read_bytes()[:50])
+    assert put(engine, model, imagine("2xh200")) == first
+    assert engine.times == 2
 
 
 def test_an_interpreter_that_dies_leaves_a_finding_and_no_traceback(engine: Engine, model: Path) -> None:

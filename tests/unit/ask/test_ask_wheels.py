@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from firstlight.ask.wheels import engine_source, merged, read_contents
+from firstlight.core.errors import FirstlightError
 from firstlight.probe.local import LocalHost
 
 HOST = LocalHost()
@@ -117,6 +118,46 @@ def test_an_interrupted_unpacking_leaves_nothing_that_looks_whole(
     with pytest.raises(KeyboardInterrupt):
         unpacked(fake_python, tmp_path / "cache", wheel.as_uri())
     assert list((tmp_path / "cache").iterdir()) == []
+
+
+@pytest.mark.parametrize("keep", [0, 1, 100, 3000, -1, -22, -30])
+def test_a_cut_wheel_is_a_message_and_leaves_nothing(fake_python: Any, wheel: Path, tmp_path: Path, keep: int) -> None:
+    wheel.write_bytes(wheel.read_bytes()[:keep])
+    with pytest.raises(FirstlightError) as error:
+        unpacked(fake_python, tmp_path / "cache", wheel.as_uri())
+    assert error.value.code == "wheel-not-read"
+    assert not (tmp_path / "cache").exists() or list((tmp_path / "cache").iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["a page.html", "not there", "a folder", "no metadata"])
+def test_what_is_no_wheel_is_a_message(fake_python: Any, tmp_path: Path, name: str) -> None:
+    path = tmp_path / name
+    if name == "a folder":
+        path.mkdir()
+    elif name == "no metadata":
+        with zipfile.ZipFile(path, "w") as z:
+            z.writestr("vllm/__init__.py", "")
+    elif name == "a page.html":
+        path.write_text("<html>404</html>" * 1000)
+    with pytest.raises(FirstlightError) as error:
+        unpacked(fake_python, tmp_path / "cache", path.as_uri())
+    assert error.value.code == "wheel-not-read"
+
+
+def test_a_server_that_breaks_off_is_a_message(fake_python: Any, server: Server, tmp_path: Path) -> None:
+    whole, server.data = len(server.data), server.data[:-700_000] + b"x" * 700_000
+    assert len(server.data) == whole
+    with pytest.raises(FirstlightError) as error:
+        unpacked(fake_python, tmp_path / "cache", f"http://127.0.0.1:{server.server_port}/w.whl")
+    assert error.value.code == "wheel-not-read"
+
+
+def test_a_report_of_pip_that_is_none_is_a_message(fake_python: Any, tmp_path: Path) -> None:
+    for text in ("", "[]", '{"install": 3}', '{"install": [{}]}', "WARNING: old pip"):
+        (fake_python.folder / "reports/vllm==0.16.0.json").write_text(text)
+        with pytest.raises(FirstlightError) as error:
+            engine_source(HOST, fake_python.path, "vllm==0.16.0", str(tmp_path / "cache"))
+        assert error.value.code == "release-not-found"
 
 
 @given(st.lists(st.tuples(st.integers(0, 10**7), st.integers(1, 10**5)), max_size=30))

@@ -12,6 +12,7 @@ FIXED = {"load_format": "dummy", "skip_tokenizer_init": True, "distributed_execu
 
 def engine_config(model: str, args: list[str], served_name: str | None = None) -> tuple[Any, list[str]]:
     """(VllmConfig, flags that the engine's parser does not know: the HTTP server's own, or another release's)."""
+    _allow_plain_attributes()
     arg_utils: Any = importlib.import_module("vllm.engine.arg_utils")
     parser = arg_utils.EngineArgs.add_cli_args(_parser())
     parsed, unknown = parser.parse_known_args(["--model", model, *args])
@@ -23,6 +24,17 @@ def engine_config(model: str, args: list[str], served_name: str | None = None) -
     if hasattr(engine_args, "swap_space"):
         engine_args.swap_space = 0  # otherwise refused on a machine with little memory, which this one may be
     return engine_args.create_engine_config(usage_context=_as_server()), unknown
+
+
+def _allow_plain_attributes() -> None:
+    """The newest transformers refuses to name one head size for a model that has several (Gemma 4). Releases made before that read
+    the plain one, which is what the configuration file says, and look at single layers themselves."""
+    try:
+        module: Any = importlib.import_module("transformers.integrations.heterogeneity")
+    except ImportError:
+        return
+    name = "allow_global_per_layer_attribute_access"
+    setattr(module.HeterogeneousConfigMixin, name, property(lambda config: True, lambda config, value: None))
 
 
 def _parser() -> Any:
