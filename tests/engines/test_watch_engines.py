@@ -6,14 +6,14 @@ import signal
 import socket
 import subprocess
 import sys
-from contextlib import aclosing, suppress
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from firstlight.diagnose.diagnose import diagnose
 from firstlight.engines.llamacpp import inside
-from firstlight.watch.records import ENVIRONMENT, Record, plugin_files, receive
+from firstlight.watch.records import ENVIRONMENT, RecordSocket, plugin_files
 from firstlight.watch.state import EngineLog
 
 SERVE = str(Path(inside.__file__).with_name("serve.py"))
@@ -74,23 +74,19 @@ async def test_vllm_sends_records_as_data(vllm_python: str, tmp_path: Path) -> N
     for name, data in plugin_files().items():
         (tmp_path / "plugin" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "plugin" / name).write_bytes(data)
-    path = str(tmp_path / "log.sock")
-    records: list[Record] = []
-
-    async def collect() -> None:
-        async with aclosing(receive(path)) as source:  # type: ignore[type-var]
-            async for record in source:
-                records.append(record)
-
-    collecting = asyncio.create_task(collect())
-    await asyncio.sleep(0.1)
-    env = {**os.environ, "PYTHONPATH": str(tmp_path / "plugin"), ENVIRONMENT: path, "HF_HUB_OFFLINE": "1", "VLLM_TARGET_DEVICE": "cpu"}
+    source = RecordSocket(str(tmp_path / "log.sock"))
+    env = {
+        **os.environ,
+        "PYTHONPATH": str(tmp_path / "plugin"),
+        ENVIRONMENT: source.path,
+        "HF_HUB_OFFLINE": "1",
+        "VLLM_TARGET_DEVICE": "cpu",
+    }
     argv = [vllm_python, "-m", "vllm.entrypoints.cli.main", "serve", str(tmp_path / "no-model"), "--port", str(free_port())]
     process = await asyncio.create_subprocess_exec(*argv, env=env, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT)
     text, _ = await asyncio.wait_for(process.communicate(), 240)
-    collecting.cancel()
-    with suppress(asyncio.CancelledError):
-        await collecting
+    records = source.drain()
+    source.close()
     assert any(r.format.startswith("non-default args") and r.process == "APIServer" for r in records), text[-2000:]
     found = diagnose(text, exit_status=process.returncode)
     assert found.cause is not None

@@ -65,9 +65,11 @@ class Session:
     plan_set: PlanSet | None = None
     saved: SavedPlan | None = None
     constraints: list[Constraint] = field(default_factory=list)
+    recalled: bool = False
     overlay: Overlay | None = None
     launch: LaunchSpec | None = None
     supervisor: Any = None
+    records: Any = None
     endpoint: Endpoint | None = None
     verdict: Verdict | None = None
     bench: BenchReport | None = None

@@ -109,7 +109,8 @@ _PYTHON = re.compile(
     r"(?:(?P<source>[\w.]+\.py:\d+)\s+--\s+|-\s+)?"
 )
 _LLAMA = re.compile(
-    r"(?:(?P<stamp>\d+\.\d\d\.\d\d\d\.\d\d\d) (?P<level>[DIWE]) |(?P<bare>[WE]) (?=(?:ggml|llama|clip|gguf|common|alloc|graph|srv|cmn) ?\w*))"
+    r"(?:(?P<stamp>\d+\.\d\d\.\d\d\d\.\d\d\d) (?P<level>[DIWE]) "
+    r"|(?P<bare>[WE]) (?=(?:ggml|llama|clip|gguf|common|alloc|graph|srv|cmn) ?\w*))"
     r"(?:(?:srv|cmn|slot|que|res|main|cli) +)?"
 )
 _SOURCE = re.compile(r"\[(?P<source>[\w./-]+\.py:\d+)\] ?")

@@ -11,6 +11,7 @@ from msgspec import Struct
 from firstlight.core.figures import Figure
 from firstlight.core.ports import Host
 from firstlight.watch.eta import Eta
+from firstlight.watch.records import Record
 from firstlight.watch.stall import Sample, Stall, Verdict, judge
 from firstlight.watch.state import EngineLog, LogEvent
 
@@ -56,6 +57,13 @@ class Follower:
 
     def take(self, chunk: bytes) -> list[LogEvent]:
         events = self.log.feed(chunk, self._clock())
+        for event in events:
+            self.eta.event(event)
+        return events
+
+    def record(self, record: Record) -> list[LogEvent]:
+        """Events of a record that an engine's process sent as data."""
+        events = self.log.take(record.as_line(self.log.lines), self._clock())
         for event in events:
             self.eta.event(event)
         return events

@@ -1,9 +1,8 @@
 """Log records as data, from the plugin inside the engine: no text is parsed that was a number before. The text log stays the fallback."""
 
-import asyncio
+import contextlib
 import os
 import socket
-from collections.abc import AsyncIterator
 from importlib import resources
 from typing import Any
 
@@ -59,16 +58,33 @@ def plugin_files() -> dict[str, bytes]:
     }
 
 
-async def receive(path: str) -> AsyncIterator[Record]:
-    """Records that arrive at a Unix datagram socket made at `path` (at most 107 bytes long), until the caller stops."""
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as server:
-        server.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4 << 20)
-        server.bind(path)
-        server.setblocking(False)
-        loop = asyncio.get_running_loop()
+class RecordSocket:
+    """A Unix datagram socket that an engine's processes send their records to. What nobody reads in time is dropped, text is the fallback.
+
+    path: at most 107 bytes long. Raises OSError when the socket cannot be made there.
+    """
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4 << 20)
+        self._socket.setblocking(False)
         try:
-            while True:
-                if record := read_record(await loop.sock_recv(server, _DATAGRAM)):
-                    yield record
-        finally:
-            os.unlink(path)
+            self._socket.bind(path)
+        except OSError:
+            self._socket.close()
+            raise
+
+    def drain(self, most: int = 2000) -> list[Record]:
+        """The records that are there now, in the order in which they came."""
+        found: list[Record] = []
+        with contextlib.suppress(BlockingIOError):
+            while len(found) < most:
+                if record := read_record(self._socket.recv(_DATAGRAM)):
+                    found.append(record)
+        return found
+
+    def close(self) -> None:
+        self._socket.close()
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(self.path)

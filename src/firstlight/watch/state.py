@@ -10,6 +10,7 @@ from firstlight.engines.lines import Line, Splitter, parse, seconds_of
 
 _ENDINGS = frozenset({"ready", "serving", "failed", "stopping", "stopped"})
 _WORKERS_KEPT = 4096
+_KEYS_KEPT = 2048
 
 
 class LogEvent(Struct, frozen=True, kw_only=True):
@@ -52,6 +53,9 @@ class EngineLog:
         self.errors = 0
         self.benign: dict[str, int] = {}
         self._stamped = stamped
+        self._structured = False
+        self._heard: dict[tuple[int | None, str], bool] = {}
+        self._told: dict[tuple[int | None, str], bool] = {}
         self._splitter = Splitter()
         self._benign = Gate(benign_rules())
         self._tables = [load_milestones(name) for name in ((engine,) if engine != "auto" else ("vllm", "llamacpp", "sglang"))]
@@ -69,7 +73,11 @@ class EngineLog:
         return events
 
     def take(self, line: Line, now: float) -> list[LogEvent]:
-        """Events of one line that is already taken apart (a structured record)."""
+        """Events of one line that is already taken apart (a structured record). Its text, which comes as well, says nothing new."""
+        if self._told.pop(_key(line), False):
+            return []
+        self._structured = True
+        _remember_key(self._heard, line)
         events: list[LogEvent] = []
         self._benign.look(line.text.encode())
         self.last_line_at = now
@@ -89,6 +97,10 @@ class EngineLog:
     def _raw(self, number: int, raw: str, now: float, events: list[LogEvent]) -> None:
         for line in parse(number, raw):
             self.lines = line.number
+            if self._structured and line.header:
+                if self._heard.pop(_key(line), False):
+                    continue
+                _remember_key(self._told, line)
             self._line(line, self._own_time(line, now) if self._stamped else now, events)
 
     def _own_time(self, line: Line, now: float) -> float:
@@ -187,6 +199,17 @@ class EngineLog:
 
     def _event(self, kind: str, line: Line, now: float, **data: Any) -> LogEvent:
         return LogEvent(kind=kind, time=now, line=line.number, phase=self.workers.get(line.worker or ""), worker=line.worker, data=data)
+
+
+def _key(line: Line) -> tuple[int | None, str]:
+    return line.pid, line.text.strip()
+
+
+def _remember_key(seen: dict[tuple[int | None, str], bool], line: Line) -> None:
+    """The latest lines of one way in, to know them again on the other."""
+    seen[_key(line)] = True
+    if len(seen) > _KEYS_KEPT:
+        del seen[next(iter(seen))]
 
 
 def is_worker(name: str) -> bool:

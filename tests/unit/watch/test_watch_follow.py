@@ -17,8 +17,6 @@ class FileHost:
 
     is_local = True
 
-    is_local = True
-
     def stat(self, path: str) -> FileInfo | None:
         file = Path(path)
         return FileInfo(path=path, size=file.stat().st_size) if file.exists() else None

@@ -1,6 +1,5 @@
 """Structured signals: the plugin's records over a real socket from a real second process, `/metrics` against a prediction."""
 
-import asyncio
 import contextlib
 import os
 import subprocess
@@ -9,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from firstlight.watch.records import ENVIRONMENT, PLUGIN_MODULE, plugin_files, read_record, receive
+from firstlight.watch.records import ENVIRONMENT, PLUGIN_MODULE, Record, RecordSocket, plugin_files, read_record
 from firstlight.watch.served import CacheInfo, missed_by, read_cache_info
 from firstlight.watch.state import EngineLog
 
@@ -29,26 +28,37 @@ def lay(folder: Path) -> None:
         (folder / name).write_bytes(data)
 
 
-async def test_records_of_another_process_arrive_as_data(tmp_path: Path) -> None:
+def test_records_of_another_process_arrive_as_data(tmp_path: Path) -> None:
     lay(tmp_path / "plugin")
-    path = str(tmp_path / "log.sock")
-    source = receive(path)
-    first = asyncio.ensure_future(anext(source))
-    await asyncio.sleep(0.05)
-    env = {**os.environ, "PYTHONPATH": str(tmp_path / "plugin"), ENVIRONMENT: path}
-    done = await asyncio.to_thread(subprocess.run, [sys.executable, "-c", ENGINE], env=env, capture_output=True, timeout=60)
+    source = RecordSocket(str(tmp_path / "log.sock"))
+    env = {**os.environ, "PYTHONPATH": str(tmp_path / "plugin"), ENVIRONMENT: source.path}
+    done = subprocess.run([sys.executable, "-c", ENGINE], env=env, capture_output=True, timeout=60)
     assert done.returncode == 0, done.stderr
-    record = await asyncio.wait_for(first, 10)
+    record, second = source.drain()
     assert record.args == [31.42, 48.5]
     assert (record.level, record.process, record.logger) == ("WARNING", "APIServer", "vllm.worker")
     log = EngineLog("vllm")
     figure = next(e for e in log.take(record.as_line(1), record.time) if e.kind == "figure")
     assert figure.data == {"weights_gib": 31.42, "load_seconds": 48.5}
     assert log.phase == "post-load"
-    second = await asyncio.wait_for(anext(source), 10)
     assert second.text == "bad %d %d"
-    await source.aclose()  # type: ignore[attr-defined]
-    assert not os.path.lexists(path)  # noqa: ASYNC240
+    assert source.drain() == []
+    source.close()
+    assert not os.path.lexists(source.path)
+
+
+RECORD = Record(time=1.0, pid=7, process="EngineCore", format="Model loading took %s GiB memory and %.6f seconds", args=[31.42, 48.5])
+TEXT = b"(EngineCore pid=7) INFO 10-12 08:00:00 [gpu.py:1] Model loading took 31.42 GiB memory and 48.500000 seconds\n"
+
+
+@pytest.mark.parametrize("record_first", [True, False])
+def test_a_record_and_its_text_are_one_event(*, record_first: bool) -> None:
+    log = EngineLog("vllm")
+    log.take(Record(time=1.0, pid=7, process="EngineCore", format="x").as_line(1), 1.0)
+    ways = [lambda: log.take(RECORD.as_line(1), 1.0), lambda: log.feed(TEXT, 1.0)]
+    events = [e for way in (ways if record_first else reversed(ways)) for e in way()]
+    assert [e.kind for e in events].count("figure") == 1
+    assert len([e for e in log.feed(TEXT, 2.0) if e.kind == "figure"]) == 1  # said again: another event
 
 
 def test_without_a_socket_the_plugin_changes_nothing(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from firstlight.app.copying import Copy, copy_model, plan_copy
 from firstlight.app.elsewhere import only_here, places_of, ship_key
 from firstlight.app.landed import check_landed
 from firstlight.app.places import cache_folder
+from firstlight.app.recording import with_records
 from firstlight.app.restarts import before_restart
 from firstlight.app.session import Session
 from firstlight.app.stages.ports import choosing, free_port
@@ -159,7 +160,7 @@ async def launch(session: Session) -> str:
     spec = await asyncio.to_thread(_decide, session, session.folder, session.adapter)
     options = supervision(session)
     folder = session.folder.attempt_there
-    shipped = await asyncio.to_thread(ship_key, session.host, spec, folder)
+    shipped = await asyncio.to_thread(ship_key, session.host, with_records(session, spec), folder)
     session.supervisor = await asyncio.to_thread(
         start, session.host, folder=folder, spec=shipped, options=options, run=session.folder.path.name
     )

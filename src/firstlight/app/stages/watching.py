@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
+from firstlight.app.recording import check_kv_cache, close_records
 from firstlight.app.session import Session
 from firstlight.core.diagnosis import Cause, Diagnosis
 from firstlight.core.errors import EngineError, FirstlightError, HostError
@@ -76,7 +77,13 @@ async def watch(session: Session, *, from_byte: int = 0, mine: bool = True) -> s
     """
     if session.folder is None or session.supervisor is None:
         raise FirstlightError("no-launch", "nothing has been launched", hint="run the launch stage first")
-    tail = LogTail(session, session.folder.log_there)
+    try:
+        return await _watch(session, LogTail(session, session.folder.log_there), from_byte=from_byte, mine=mine)
+    finally:
+        close_records(session)
+
+
+async def _watch(session: Session, tail: LogTail, *, from_byte: int, mine: bool) -> str:
     follower = make_follower(session)
     queue = supervisor_events(session, from_byte)
     look = LOOK_SECONDS if session.host.is_local else LOOK_SECONDS_ELSEWHERE
@@ -92,6 +99,7 @@ async def watch(session: Session, *, from_byte: int = 0, mine: bool = True) -> s
         if event is None:
             raise supervisor_gone(session)
         if event.kind == "ready":
+            await check_kv_cache(session)
             return _ready(session, event.data, follower)
         if event.kind == "port-stolen" and mine:
             raise await _port_stolen(session, event.data)
@@ -197,6 +205,9 @@ def supervisor_gone(session: Session) -> EngineError:
 
 
 async def _read_log(session: Session, tail: LogTail, follower: Follower, *, drain: bool = False) -> None:
+    for record in session.records.drain() if session.records else ():
+        for event in follower.record(record):
+            _tell(session, event)
     while data := await asyncio.to_thread(tail.read):
         for event in follower.take(data):
             _tell(session, event)
