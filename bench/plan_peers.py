@@ -36,7 +36,7 @@ ARCHITECTURES = {
     "qwen3_5_text": "Qwen3_5ForConditionalGeneration",
 }
 HEADER_TENSORS = 2_000  # peers that read headers take minutes and gigabytes on more: those rows are asked only of who reads the config
-SECONDS = 60
+SECONDS = 240  # the slowest takes ten on an idle machine
 KVFIT_GPUS = {"h100": "h100-80", "h200": "h200-141", "h200-141gb-sxm": "h200-141", "rtx-pro-6000-blackwell": "rtx-pro-6000-96"}
 MODELINFO_GPUS = {"h100": "H100", "h200": "H200", "h200-141gb-sxm": "H200", "rtx-4090": "RTX4090", "rtx-3090": "RTX3090"}
 AIC_SYSTEMS = {"h100": "h100_sxm", "h200": "h200_sxm", "h200-141gb-sxm": "h200_sxm", "rtx-pro-6000-blackwell": "rtx_pro_6000_server"}

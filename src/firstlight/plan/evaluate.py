@@ -210,8 +210,8 @@ def _candidate(s: Situation, choice: Choice, kv: KvPlan, ranks: list[_Rank], bin
         ranks=_rank_budgets(layout, ranks),
         kv_bytes_per_token=token_bytes(s.checkpoint, dtype, layout.tensor_parallel_size) or None,
         kv_tokens=_tokens(kv, pool, length),
-        max_model_len_that_fits=_over(pool, lambda b: kv.longest(b, limit)) if kv.block_bytes else unknown("KV sizes are not known"),
-        max_concurrency=_over(pool, lambda b: round(kv.concurrency(b, length) * layout.data_parallel_size, 2)) if length else Figure(),
+        max_model_len_that_fits=_over(pool, lambda b: kv.longest(b, limit)) if kv.block_bytes else unknown(_no_tokens(kv)),
+        max_concurrency=_concurrency(kv, pool, length, layout.data_parallel_size),
         predicted=predict(s, layout, stages, enforce_eager=bool(s.wish.pins.enforce_eager)),
         because=_reasons(s, choice, kv, pool, length),
     )
@@ -219,9 +219,19 @@ def _candidate(s: Situation, choice: Choice, kv: KvPlan, ranks: list[_Rank], bin
 
 def _tokens(kv: KvPlan, pool: Figure, length: int) -> Figure:
     if not kv.block_bytes or not length:
-        return unknown("KV sizes are not known")
+        return unknown(_no_tokens(kv))
     figure = _over(pool, lambda b: kv.capacity(b, length))
     return msgspec.structs.replace(figure, because=f"tokens of requests of {length:,} that the pool holds at once, per replica")
+
+
+def _concurrency(kv: KvPlan, pool: Figure, length: int, replicas: int) -> Figure:
+    if not kv.block_bytes or not length:
+        return unknown(_no_tokens(kv))
+    return _over(pool, lambda b: round(kv.concurrency(b, length) * replicas, 2))
+
+
+def _no_tokens(kv: KvPlan) -> str:
+    return "no request of any length fits" if kv.block_bytes else "the KV cache's sizes are not known"
 
 
 def _over(pool: Figure, measure: Callable[[float], float]) -> Figure:

@@ -25,8 +25,21 @@ SIZES = frozenset({"kv_cache_memory_bytes"})
 COUNTS = frozenset({"max_model_len", "max_num_batched_tokens"})
 _FRACTIONS = frozenset({"gpu_memory_utilization"})
 _TEXT = frozenset({"kv_cache_dtype", "dtype", "mm_encoder_tp_mode"})
-LARGEST = 1 << 60
 FIELDS = tuple(f.name for f in msgspec.structs.fields(Pins))
+# The smallest and largest value that a flag can mean.
+LIMITS: dict[str, tuple[float, float]] = {
+    "tensor_parallel_size": (1, 1024),
+    "pipeline_parallel_size": (1, 1024),
+    "data_parallel_size": (1, 1024),
+    "decode_context_parallel_size": (1, 1024),
+    "nodes": (1, 64),
+    "max_model_len": (-1, 1 << 40),
+    "max_num_seqs": (1, 1 << 24),
+    "max_num_batched_tokens": (1, 1 << 30),
+    "gpu_memory_utilization": (0, 1),
+    "kv_cache_memory_bytes": (1, 1 << 50),
+    "block_size": (1, 1 << 20),
+}
 
 
 def field_of(token: str) -> str | None:
@@ -77,13 +90,22 @@ def _parsed(field: str, text: str) -> Any:
 
 def _possible(field: str, value: Any) -> bool:
     """Whether an engine could take it: a share of the whole, a count from 1 on (`--max-model-len -1` is vLLM's word for what fits)."""
-    if field in _FRACTIONS:
-        return bool(0 < value <= 1)
     if field == "speculative_config":
         return isinstance(value, dict)
-    if field in _TEXT:
+    if field not in LIMITS:
         return bool(value)
-    return bool(0 < value <= LARGEST) or (field == "max_model_len" and value == -1)
+    low, high = LIMITS[field]
+    return bool(low <= value <= high and value != 0)
+
+
+def checked(pins: Pins) -> Pins:
+    """The pins as they are. Raises UsageError `bad-flag-value` for a number that cannot be meant."""
+    for field, (low, high) in LIMITS.items():
+        value = getattr(pins, field)
+        if value is not None and not _possible(field, value):
+            flag, least = "--" + field.replace("_", "-"), "above 0" if low == 0 else f"{low:g}"
+            raise UsageError("bad-flag-value", f"{flag} cannot be {value:g}", hint=f"{least} to {high:g}")
+    return pins
 
 
 def parse_count(text: str) -> int:

@@ -142,7 +142,7 @@ def _place(checkpoint: Checkpoint, machine: Machine, gpus: list[Accelerator], ne
     if gpus and all(g.cuda_total_bytes for g in gpus):
         total = sum(g.cuda_total_bytes or 0 for g in gpus)
         room = sum((g.free_bytes or g.cuda_total_bytes or 0) - GPU_RESERVE for g in gpus) - (compute.mid or 0) * len(gpus)
-        on_gpu = layers if needed <= room else int(layers * room / needed)
+        on_gpu = layers if needed <= room else int(layers * max(room, 0) / max(needed, 1))
         if on_gpu == layers:
             return Place(f"{len(gpus)} x {gpus[0].catalog_id or gpus[0].name}", total, round(room + (compute.mid or 0)), layers)
         host = host_free(machine, HOST_RESERVE)

@@ -1,5 +1,6 @@
 """Checkpoint, machine and wish -> PlanSet: the first rung, computed."""
 
+import re
 from collections.abc import Sequence
 
 import msgspec
@@ -13,6 +14,7 @@ from firstlight.core.plan import Candidate, Constraint, EngineRef, PlanSet
 from firstlight.core.ports import EngineAdapter
 from firstlight.engines.registry import load_adapters
 from firstlight.plan.llamacpp import plan_llamacpp
+from firstlight.plan.sound import sound_checkpoint, sound_machine
 from firstlight.plan.vllm import plan_vllm
 from firstlight.plan.wish import wish_of
 
@@ -28,8 +30,13 @@ def plan(
     answer: EngineAnswer | None = None,
     rehearsal: RehearsalReport | None = None,
 ) -> PlanSet:
-    """The best layout, what else would do, and what was rejected with its reason. Raises UsageError `no-planner`."""
-    wish = wish_of(intent, constraints)
+    """The best layout, what else would do, and what was rejected with its reason.
+
+    Raises UsageError `no-planner`, `bad-engine-version`, `bad-flag-value`, `flag-given-twice`.
+    """
+    wish, engine = wish_of(intent, constraints, engine.name), _named(engine)
+    checkpoint, absurd = sound_checkpoint(checkpoint)
+    machine = sound_machine(machine)
     if engine.name == "llamacpp":
         found = plan_llamacpp(checkpoint, machine, wish, engine, install.device if install else None)
     elif engine.name == "vllm":
@@ -38,7 +45,17 @@ def plan(
         raise UsageError("no-planner", f"there is no planner for the engine {engine.name!r}", hint="engines with one: vllm, llamacpp")
     adapter = next((a for a in load_adapters() if a.name == engine.name), None)
     with_overlays = _overlaid(found, adapter, checkpoint, machine, install) if adapter else found
-    return msgspec.structs.replace(with_overlays, constraints=list(constraints))
+    findings = [*with_overlays.findings, absurd] if absurd else with_overlays.findings
+    return msgspec.structs.replace(with_overlays, constraints=list(constraints), findings=findings)
+
+
+def _named(engine: EngineRef) -> EngineRef:
+    """`vllm@` is vLLM in no particular version; a version without a number is none. Raises UsageError `bad-engine-version`."""
+    if engine.version and not re.match(r"v?\d", engine.version):
+        raise UsageError(
+            "bad-engine-version", f"{engine.version!r} is no version of {engine.name}", hint=f"write it as {engine.name}@0.16.0"
+        )
+    return msgspec.structs.replace(engine, version=engine.version or None)
 
 
 def _overlaid(found: PlanSet, adapter: EngineAdapter, checkpoint: Checkpoint, machine: Machine, install: EngineInstall | None) -> PlanSet:

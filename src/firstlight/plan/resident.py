@@ -15,6 +15,7 @@ from firstlight.core.checkpoint import Checkpoint, TensorGroup
 from firstlight.plan.allocator import allocated_bytes
 from firstlight.plan.ignored import as_built
 from firstlight.plan.layouts import Layout, stage_layers
+from firstlight.plan.numbers import number
 from firstlight.plan.rope import rope_bytes
 
 ELEMENT_BYTES = {
@@ -124,9 +125,9 @@ def weights_by_stage(checkpoint: Checkpoint, layout: Layout, options: Options) -
 def _layer_kinds(groups: Sequence[TensorGroup]) -> list[tuple[list[TensorGroup], list[int]]]:
     """Layers that are made of the same groups, with those groups."""
     members: dict[int, list[int]] = {}
-    for number, group in enumerate(groups):
+    for place, group in enumerate(groups):
         for layer in group.layers:
-            members.setdefault(layer, []).append(number)
+            members.setdefault(layer, []).append(place)
     kinds: dict[tuple[int, ...], list[int]] = {}
     for layer, numbers in members.items():
         kinds.setdefault(tuple(numbers), []).append(layer)
@@ -151,7 +152,7 @@ def shard_bytes(group: TensorGroup, rule: str, config: dict[str, Any], layout: L
 
 
 def kv_heads(config: dict[str, Any]) -> int:
-    return int(config.get("num_key_value_heads") or config.get("num_attention_heads") or 1)
+    return number(config, "num_key_value_heads") or number(config, "num_attention_heads") or 1
 
 
 def _swizzled_scale(shape: Sequence[int], rule: str, ways: int) -> int:
@@ -225,7 +226,7 @@ def _mxfp4_bytes(group: TensorGroup, layout: Layout, options: Options) -> int:
     marlin, trtllm: intermediate to 128, hidden to 256, when the parameter is made. triton: intermediate to 64, then the Hopper
     value layout pads packed columns to 256. Source: fused_moe/oracle/mxfp4.py; checked on two public figures of gpt-oss-120b.
     """
-    experts, rows, blocks = group.shape[:3]
+    experts, rows, blocks = (*group.shape[:3], 1, 1, 1)[:3]
     values = group.pattern.endswith("_blocks")
     ways = 1 if layout.enable_expert_parallel else layout.expert_ways
     experts = -(-experts // layout.expert_ways) if layout.enable_expert_parallel else experts
@@ -243,11 +244,11 @@ def _mxfp4_bytes(group: TensorGroup, layout: Layout, options: Options) -> int:
 
 def mla_copies(config: dict[str, Any], layout: Layout) -> list[int]:
     """W_UV and W_UK_T, kept next to kv_b_proj in bf16 for the absorbed form. Bytes per layer."""
-    rank = config.get("kv_lora_rank")
-    if not rank or not config.get("qk_nope_head_dim"):
+    rank, nope, value = (number(config, key) for key in ("kv_lora_rank", "qk_nope_head_dim", "v_head_dim"))
+    if not rank or not nope:
         return []
-    heads = -(-int(config["num_attention_heads"]) // layout.tensor_parallel_size)
-    return [heads * rank * int(config["v_head_dim"]) * 2, heads * rank * int(config["qk_nope_head_dim"]) * 2]
+    heads = -(-number(config, "num_attention_heads") // layout.tensor_parallel_size)
+    return [heads * rank * value * 2, heads * rank * nope * 2]
 
 
 def _stage(

@@ -15,7 +15,7 @@ WITHOUT = frozenset({"nemotron_h", "jamba"})  # attention without positions
 
 def rope_bytes(config: Mapping[str, Any], element_bytes: int = 2) -> int:
     """All tables of one rank, in the model's dtype. 0 where the model has no positions or does not say its sizes."""
-    if config.get("model_type") in WITHOUT or config.get("mla_use_nope"):
+    if str(config.get("model_type")) in WITHOUT or config.get("mla_use_nope"):
         return 0
     return sum(rows * width for rows, width in set(_tables(config))) * element_bytes
 

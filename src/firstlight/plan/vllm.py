@@ -154,7 +154,8 @@ def _unpinned(pins: Pins) -> Pins:
 def _pinned_anyway(s: Situation) -> Candidate | None:
     """The budget of a layout that is refused: its figures are shown all the same."""
     widest = sorted(layouts(s), key=lambda x: (-x.world, x.data_parallel_size, x.pipeline_parallel_size))
-    buildable = [layout for layout in widest if layout.world <= s.world or layout_pinned(s)]
+    stages = max(s.checkpoint.num_hidden_layers or 0, 1)
+    buildable = [x for x in widest if (x.world <= s.world or layout_pinned(s)) and x.pipeline_parallel_size <= stages]
     return evaluate(s, choice_of(s, buildable[0], kv_dtypes(s)[0][0])).candidate if buildable else None
 
 

@@ -6,9 +6,10 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
+from firstlight.core.errors import UsageError
 from firstlight.core.intent import Intent, Pins
 from firstlight.core.plan import Candidate, Constraint
-from firstlight.plan.flags import pins_from_args
+from firstlight.plan.flags import checked, pins_from_args
 
 CONCURRENCY = {"single-user": 1, "agents": 8, "throughput": 64, "long-context": 1}
 _PIN_FIELDS = frozenset(f.name for f in msgspec.structs.fields(Pins))
@@ -57,10 +58,12 @@ class Wish(Struct, frozen=True, kw_only=True):
         return next((c for c in self.limits if not _holds(c, getattr(candidate, c.field, None))), None)
 
 
-def wish_of(intent: Intent, constraints: Sequence[Constraint]) -> Wish:
-    """Merges, the later winning: flags after `--`, the intent's own pins, constraints with `==`."""
-    values = {k: v for k, v in msgspec.structs.asdict(pins_from_args(intent.extra_args)).items() if v is not None}
-    values |= {k: v for k, v in msgspec.structs.asdict(intent.pins).items() if v is not None}
+def wish_of(intent: Intent, constraints: Sequence[Constraint], engine: str = "vllm") -> Wish:
+    """Flags after `--` and the intent's own pins, which must not contradict each other, then constraints with `==`, which win.
+
+    Raises UsageError `bad-flag-value`, `flag-given-twice`.
+    """
+    values = _pinned(intent, engine)
     flags: list[str] = []
     env: dict[str, str] = {}
     limits: list[Constraint] = []
@@ -75,10 +78,10 @@ def wish_of(intent: Intent, constraints: Sequence[Constraint]) -> Wish:
         else:
             flags += _as_flag(constraint.field, constraint.value)
     return Wish(
-        pins=msgspec.convert(values, Pins),
+        pins=checked(msgspec.convert(values, Pins)),
         purpose=intent.purpose,
-        context=intent.context,
-        concurrency=intent.concurrency or (CONCURRENCY.get(intent.purpose) if intent.purpose else None),
+        context=_positive("--context", intent.context),
+        concurrency=_positive("--concurrency", intent.concurrency) or (CONCURRENCY.get(intent.purpose) if intent.purpose else None),
         limits=limits,
         flags=flags,
         env=env,
@@ -86,6 +89,26 @@ def wish_of(intent: Intent, constraints: Sequence[Constraint]) -> Wish:
         extra_args=intent.extra_args,
         trust_remote_code=intent.trust_remote_code,
     )
+
+
+def _pinned(intent: Intent, engine: str) -> dict[str, Any]:
+    """What the user named, by field. Flags after `--` are the engine's: only vLLM's are planning flags under the same names."""
+    own = {k: v for k, v in msgspec.structs.asdict(intent.pins).items() if v is not None}
+    if engine != "vllm":
+        return own
+    theirs = {k: v for k, v in msgspec.structs.asdict(pins_from_args(intent.extra_args)).items() if v is not None}
+    twice = [k for k in own if k in theirs and own[k] != theirs[k]]
+    if twice:
+        flag = "--" + twice[0].replace("_", "-")
+        raise UsageError("flag-given-twice", f"{flag} is {own[twice[0]]} here and {theirs[twice[0]]} after `--`", hint="give it once")
+    return theirs | own
+
+
+def _positive(flag: str, value: int | None) -> int | None:
+    """Raises UsageError `bad-flag-value` for what is no number of tokens or requests."""
+    if value is not None and not 1 <= value <= 1 << 40:
+        raise UsageError("bad-flag-value", f"{flag} cannot be {value}", hint="a positive number")
+    return value
 
 
 def _field(name: str) -> str:

@@ -102,11 +102,35 @@ def test_a_value_that_no_engine_could_take_is_refused(flag: str, value: str) -> 
         pins_from_args([flag, value])
 
 
-def test_the_command_line_wins_over_engine_flags_and_constraints_over_both() -> None:
-    intent = Intent(model="m", pins=Pins(max_num_seqs=32), extra_args=["--max-num-seqs", "64", "-tp", "2"])
+def test_constraints_win_over_what_the_user_named() -> None:
+    intent = Intent(model="m", pins=Pins(max_num_seqs=32), extra_args=["--max-num-seqs=32", "-tp", "2"])
     wish = wish_of(intent, [Constraint(field="tensor_parallel_size", op="==", value=4, because="", source="user")])
     assert wish.pins.max_num_seqs == 32
     assert wish.pins.tensor_parallel_size == 4
+
+
+def test_flags_that_contradict_each_other_are_refused() -> None:
+    intent = Intent(model="m", pins=Pins(tensor_parallel_size=8), extra_args=["-tp", "4"])
+    with pytest.raises(UsageError, match="flag-given-twice") as e:
+        wish_of(intent, [])
+    assert "8 here and 4 after" in e.value.message
+
+
+def test_another_engines_flags_are_not_vllms() -> None:
+    """llama-server's `-n` is the length of an answer, not a number of nodes."""
+    assert wish_of(Intent(model="m", extra_args=["-n", "128"]), [], "llamacpp").pins == Pins()
+
+
+@pytest.mark.parametrize("pins", [Pins(tensor_parallel_size=0), Pins(gpu_memory_utilization=float("nan")), Pins(max_model_len=-7)])
+def test_numbers_that_come_by_another_way_are_checked_too(pins: Pins) -> None:
+    with pytest.raises(UsageError, match="bad-flag-value"):
+        wish_of(Intent(model="m", pins=pins), [])
+
+
+@pytest.mark.parametrize("wish", [{"context": 0}, {"context": -1}, {"concurrency": -5}])
+def test_a_context_or_a_concurrency_is_a_positive_number(wish: dict[str, int]) -> None:
+    with pytest.raises(UsageError, match="bad-flag-value"):
+        wish_of(Intent(model="m", **wish), [])  # type: ignore[arg-type]
 
 
 def test_a_constraint_may_unpin() -> None:
