@@ -39,6 +39,9 @@ class RecordedHost:
             raise HostError("command-not-found", "not recorded")
         return Completed(returncode=0, stdout=(FACTS / name / self._cases[name] / "stdout").read_bytes(), stderr=b"")
 
+    def stat(self, path: str) -> None:
+        """No file is there."""
+
     def environ(self) -> Mapping[str, str]:
         return self._variables
 

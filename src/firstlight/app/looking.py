@@ -116,15 +116,19 @@ def look_at_machine(
     raw: dict[str, str] | None = None,
     measure_reads: bool = False,
 ) -> Machine:
-    """The host with its engines and the disks that matter. measure_reads: the model's disk, where reading it will take a while."""
+    """The host with its engines and the disks that matter, asked side by side. measure_reads: the model's disk too."""
+    from concurrent.futures import ThreadPoolExecutor
+
     from firstlight.app.elsewhere import places_of
     from firstlight.probe.machine import probe_machine
 
     there = places_of(host)
     model, size = (checkpoint.path, checkpoint.file_bytes or 0) if checkpoint else (None, 0)
     paths = [p for p in (model, there.cache, there.state) if p and host.stat(p) is not None]
-    machine = probe_machine(host, paths=paths, raw=raw, measure_reads=measure_reads and size > MEASURED_FROM)
-    return msgspec.structs.replace(machine, engines=find_here(host, hints, adapters))
+    with ThreadPoolExecutor(max_workers=1) as beside:
+        engines = beside.submit(find_here, host, hints, adapters)
+        machine = probe_machine(host, paths=paths, raw=raw, measure_reads=measure_reads and size > MEASURED_FROM)
+        return msgspec.structs.replace(machine, engines=engines.result())
 
 
 def find_here(host: Host, hints: Sequence[str], adapters: Sequence[EngineAdapter] | None = None) -> list[EngineInstall]:
@@ -139,7 +143,10 @@ def engine_hints(host: Host, engine_python: str | None) -> list[str]:
     named = [engine_python] if engine_python else []
     if not host.is_local:
         return named
-    made = data_folder().glob("engines/*/bin/python")
+    try:
+        made = list(data_folder().glob("engines/*/bin/python"))
+    except OSError:  # a home that is not ours to read
+        return named
     return named + [str(p) for p in sorted(made, key=lambda p: [int(n) for n in re.findall(r"\d+", p.parts[-3])], reverse=True)]
 
 

@@ -11,7 +11,7 @@ from firstlight.core.ports import Host
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
-PARALLEL = 4
+PARALLEL = 8
 
 
 @dataclass(frozen=True)

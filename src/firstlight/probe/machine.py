@@ -14,6 +14,7 @@ from firstlight.probe.fact import Fact, Gathered, gather
 from firstlight.probe.facts import allreduce, cuda, network, nvidia, peers, processes, readspeed, storage, system, tools, topology
 
 SHM = "/dev/shm"
+DRIVER = "/proc/driver/nvidia/version"
 
 
 def probe_machine(
@@ -33,8 +34,9 @@ def probe_machine(
     got = Gathered(raw if raw is not None else {})
     spaces = storage.space([SHM, *dict.fromkeys(paths)])
     own: list[Fact[Any]] = [*system.SYSTEM_FACTS, storage.MOUNTS, spaces, network.PORTS, tools.TOOLS_FACT]
-    gather(host, [*own, nvidia.SMI, nvidia.BUS], got)
-    gather(host, _about_gpus(got.value(nvidia.SMI)), got)
+    likely = _about_each_gpu() if host.stat(DRIVER) is not None else []
+    gather(host, [nvidia.SMI, *likely, nvidia.BUS, *own], got)
+    gather(host, [fact for fact in _about_gpus(got.value(nvidia.SMI)) if fact.name not in got.raw], got)
     machine = _gpu_part(_host_part(host, got, spaces), got)
     machine = _with_peers(host, machine, got) if test_peers and len(machine.accelerators) > 1 else machine
     return _with_speeds(host, machine, got) if measure_reads else machine
@@ -45,7 +47,12 @@ def _about_gpus(smi: nvidia.Smi) -> list[Fact[Any]]:
         return []
     between: list[Fact[Any]] = [topology.TOPOLOGY, topology.P2P_ALLOWED] if len(smi.gpus) > 1 else []
     pids = sorted({p.pid for g in smi.gpus for p in g.processes})
-    return [nvidia.CAPABILITY, nvidia.LISTED, cuda.CUDA, *between, *([processes.processes(pids)] if pids else [])]
+    return [*_about_each_gpu(), *between, *([processes.processes(pids)] if pids else [])]
+
+
+def _about_each_gpu() -> list[Fact[Any]]:
+    """Each takes the driver a quarter of a second: where there is one, they are asked beside everything else."""
+    return [cuda.CUDA, nvidia.CAPABILITY, nvidia.LISTED]
 
 
 def _host_part(host: Host, got: Gathered, spaces: Fact[list[storage.Space]]) -> Machine:
