@@ -39,6 +39,7 @@ from firstlight.probe.local import LocalHost
 PERMANENT = frozenset({"program-not-found", "program-not-startable", "folder-not-found", "secret-unreadable"})
 BACKOFF_WINDOW = 1800.0
 LONGEST_BACKOFF = 60.0
+MESSAGE_SECONDS = 2.0
 FIRST_BYTES = 2 << 20
 ROOM_SECONDS, ROOM_PATIENCE = 5.0, 600.0
 
@@ -78,7 +79,7 @@ class ServiceRun:
         return Exit.ENGINE_FAILED  # the supervisor ended the run in order, and nobody asked the service for it
 
     async def _close(self, status: str, state: RunState, reason: str, code: int | None) -> None:
-        self.notifier.send(STOPPING=1, STATUS=status)
+        self.notifier.send(patience=MESSAGE_SECONDS, STOPPING=1, STATUS=status)
         if self.session.supervisor is not None:
             with suppress(FirstlightError):
                 await asyncio.to_thread(self.session.supervisor.stop)
@@ -96,9 +97,13 @@ class ServiceRun:
             await flow.run_stages(session, self.stages)
         endpoint = prove.endpoint_of(session)
         proven = f"verified {time.strftime('%H:%M:%S')}" if session.verdict else "not verified: left out when it was installed"
-        self.progress.tell(f"serving {endpoint.model} at {endpoint.base_url}, {proven}")
-        self.notifier.send(READY=1)
+        await self._ready(f"serving {endpoint.model} at {endpoint.base_url}, {proven}")
         await self._stay()
+
+    async def _ready(self, status: str) -> None:
+        """The one message that must not be lost: a busy manager is waited for."""
+        while not await asyncio.to_thread(self.notifier.send, patience=MESSAGE_SECONDS, READY=1, STATUS=status):
+            continue
 
     async def _back_off(self) -> None:
         """1, 2, 4, … seconds after failures in a row, where the manager has no back-off of its own."""
@@ -131,7 +136,7 @@ class ServiceRun:
             except TimeoutError:
                 fed = time.monotonic()
                 if not wedged and await asyncio.to_thread(self._answers):
-                    self.notifier.send(WATCHDOG=1)
+                    await asyncio.to_thread(self.notifier.send, patience=MESSAGE_SECONDS, WATCHDOG=1)
                 continue
             if event is None:
                 raise watching.supervisor_gone(self.session)

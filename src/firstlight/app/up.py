@@ -32,7 +32,7 @@ async def up(session: Session) -> None:
             await _fresh(session)
     if session.options.foreground:
         serving = session.endpoint.base_url if session.endpoint else ""
-        Notifier.from_environment(os.environ, os.getpid()).send(READY=1, STATUS=f"serving {session.name} at {serving}")
+        Notifier.from_environment(os.environ, os.getpid()).send(patience=30.0, READY=1, STATUS=f"serving {session.name} at {serving}")
         await _stay(session)
 
 

@@ -18,18 +18,25 @@ class Notifier:
         meant = env.get("WATCHDOG_PID", str(pid)) == str(pid)
         return cls(env.get("NOTIFY_SOCKET") or None, int(micros) / 1e6 if micros.isdigit() and meant else None)
 
-    def send(self, **fields: object) -> None:
-        """`send(READY=1, STATUS="…")`. A manager that is gone or busy costs the message, never the service."""
+    def send(self, *, patience: float = 0.0, **fields: object) -> bool:
+        """`send(READY=1, STATUS="…")`. False where the manager is busy: its queue (10 messages in a new network namespace) stayed full.
+
+        A manager that is gone costs the message, never the service. patience: seconds to wait for room in the queue.
+        """
         if self.address is None:
-            return
+            return True
         text = "\n".join(f"{name}={_one_line(value)}" for name, value in fields.items())
         target = f"\0{self.address[1:]}" if self.address.startswith("@") else self.address
         try:
             with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as s:
-                s.setblocking(False)
-                s.sendto(os.fsencode(text), target)
+                s.settimeout(patience)
+                s.connect(target)
+                s.send(os.fsencode(text))
+        except (BlockingIOError, TimeoutError):
+            return False
         except OSError:
-            return
+            return True
+        return True
 
     def extend(self, seconds: float) -> None:
         """The start (or the stop) may take `seconds` more from now on."""

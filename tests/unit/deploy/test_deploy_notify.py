@@ -1,6 +1,7 @@
 """What a manager is told, read from a real notification socket; environments that will not last; whose unit a process is."""
 
 import socket
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -55,6 +56,19 @@ def test_messages_are_one_datagram_with_a_line_a_field(manager: Manager, tmp_pat
 def test_no_manager_and_a_dead_one_cost_nothing(tmp_path: Path) -> None:
     Notifier(None).send(READY=1)
     Notifier(str(tmp_path / "gone")).send(READY=1)
+
+
+def test_a_message_that_matters_waits_for_a_busy_manager(manager: Manager, tmp_path: Path) -> None:
+    """The queue of a notification socket is short, and a manager that is busy reads late: READY must not be lost in it."""
+    sender, full = notifier(tmp_path), 0
+    while sender.send(STATUS=f"line {full}"):
+        full += 1
+    assert sender.send(patience=0.1, READY=1) is False
+    reader = threading.Timer(0.5, lambda: manager.socket.recv(65536))
+    reader.start()
+    assert sender.send(patience=20.0, READY=1) is True
+    reader.join()
+    assert manager.heard()[-1] == "READY=1"
 
 
 def test_the_watchdog_is_for_the_process_that_it_names() -> None:
