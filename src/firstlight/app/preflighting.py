@@ -21,6 +21,7 @@ from firstlight.core.ports import Host
 from firstlight.preflight.command import EngineCommand
 from firstlight.preflight.context import Context
 
+LARGEST_FILE = 1 << 20
 CODES_OF_FILES = ("weights-absent", "shard-missing", "shard-truncated", "index-missing", "download-unfinished")
 
 
@@ -180,6 +181,8 @@ def read_command(words: Sequence[str], file: str | None) -> EngineCommand:
             "no-engine-command", "no command was given", hint="firstlight check -- vllm serve MODEL ..., or firstlight check --file FILE"
         )
     try:
+        if (size := os.path.getsize(file)) > LARGEST_FILE:
+            raise InputError("file-unreadable", f"{file} is larger than a file with a command is", evidence=(f"{size:,} B",))
         text = Path(file).read_text("utf-8")
     except (OSError, UnicodeDecodeError) as e:
         raise InputError("file-unreadable", f"{file} cannot be read", evidence=(str(e),)) from None
@@ -193,5 +196,5 @@ def _yaml(text: str, file: str) -> Any:
 
     try:
         return yaml.safe_load(text)
-    except yaml.YAMLError as e:
+    except (yaml.YAMLError, RecursionError) as e:
         raise InputError("command-unreadable", f"{file} is not YAML", evidence=tuple(str(e).splitlines()[:3])) from None

@@ -63,7 +63,7 @@ def decode(data: bytes | str, kind: type[T], *, origin: str = "input") -> T:
     """JSON text back into `kind`. Raises InputError: not-json, schema-newer, schema-missing, wrong-kind, wrong-shape."""
     try:
         document = msgspec.json.decode(data)
-    except msgspec.DecodeError as e:
+    except (msgspec.DecodeError, RecursionError) as e:
         raise InputError("not-json", f"{origin} is not JSON", evidence=(str(e),)) from None
     return from_document(document, kind, origin=origin)
 

@@ -27,10 +27,10 @@ def present(work: Work, *, verify: bool = False) -> Path | None:
         path = work.target.base / known.name
         if untouched(known, path) and not verify and archive.sha256 in (None, known.sha256):
             return path
-        if path.is_file() and sha256_of(path) == known.sha256 and archive.sha256 in (None, known.sha256):
+        if os.path.isfile(path) and sha256_of(path) == known.sha256 and archive.sha256 in (None, known.sha256):
             return path
     path = work.target.base / archive.member.rpartition("/")[2]
-    return path if archive.sha256 and path.is_file() and sha256_of(path) == archive.sha256 else None
+    return path if archive.sha256 and os.path.isfile(path) and sha256_of(path) == archive.sha256 else None
 
 
 def take_out(work: Work, seal: Seal) -> Path:

@@ -51,7 +51,7 @@ def _read(path: Path) -> Any:
         return msgspec.json.decode(path.read_bytes()) if path.exists() else {}
     except OSError as e:
         raise InputError("file-unreadable", f"{path} cannot be read", evidence=(e.strerror or str(e),)) from None
-    except msgspec.DecodeError as e:
+    except (msgspec.DecodeError, RecursionError) as e:
         raise InputError("not-json", f"{path} is not JSON", evidence=(str(e),)) from None
 
 
