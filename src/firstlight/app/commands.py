@@ -41,6 +41,7 @@ VERBS: dict[str, Verb] = {
     "engines": Verb("engines", "list, install, compare engines", "Things"),
     "models": Verb("models", "what is cached, and who uses it", "Things"),
     "cache": Verb("cache", "compile caches: sizes and pruning", "Things"),
+    "knowledge": Verb("knowledge", "what healing has learned about models on this machine", "Things"),
     "rules": Verb("rules", "diagnosis rules: list and test", "Things"),
     "schema": Verb("schema", "JSON Schema of a kind", "Things"),
     "completion": Verb("completion", "shell completion", "Things"),

@@ -8,6 +8,7 @@ import msgspec
 
 from firstlight.app import flow
 from firstlight.app.ending import supervisor_ended
+from firstlight.app.knowledge import asked, learn
 from firstlight.app.session import Session
 from firstlight.app.stages.watching import EngineFailed
 from firstlight.app.stages.yielding import yielded
@@ -31,6 +32,9 @@ async def start_with_remedies(session: Session) -> None:
     """
     stages = [s for s in flow.STAGES if s.name in ("overlay", "rehearse", *ATTEMPT)]
     seen: set[str] = set()
+    healed: list[Constraint] = []
+    tried: dict[str, Any] = {}
+    consents: dict[str, str] = {}
     while True:
         try:
             seen.add(_identity(session))
@@ -43,10 +47,31 @@ async def start_with_remedies(session: Session) -> None:
                 tell(session, step)
                 raise
             constraints = constraints_of(failure.diagnosis, remedy)
+            _remember(session, constraints, healed, tried)
+            if remedy.safety is Safety.ASK:
+                consents |= {c.field: consent_name(remedy) for c in constraints}
             tell(session, msgspec.structs.replace(step, changed=_changes(constraints), because=remedy.because))
             await _plan_again(session, constraints, seen, failure)
         else:
+            if healed:
+                _learn(session, healed, tried, consents)
             return
+
+
+def _remember(session: Session, constraints: Sequence[Constraint], healed: list[Constraint], tried: dict[str, Any]) -> None:
+    """The last word on each field, and the value that failed first."""
+    fields = {c.field for c in constraints}
+    healed[:] = [*(c for c in healed if c.field not in fields), *constraints]
+    for name in fields:
+        tried.setdefault(name, getattr(session.best, name, None) or asked(session.intent, name))
+
+
+def _learn(session: Session, healed: Sequence[Constraint], tried: dict[str, Any], consents: dict[str, str]) -> None:
+    """The next `up` of this model on this machine begins where this one arrived."""
+    lesson = learn(session, healed, tried, consents)
+    if lesson is not None:
+        text = f"the next start of this model here begins with {_changes(lesson.constraints)}; firstlight knowledge forget {lesson.id}"
+        session.emitter.emit("say", text=text)
 
 
 def _raise_refuted(session: Session) -> None:
@@ -65,10 +90,14 @@ def choose(session: Session, diagnosis: Diagnosis) -> Remedy | None:
             continue
         if remedy.safety is Safety.SAFE:
             return remedy
-        name = "-".join(sorted(remedy.change)).replace("_", "-")
-        if session.consent.given(name, f"Change {_words(remedy.change)}?", evidence=(remedy.because,)):
+        if session.consent.given(consent_name(remedy), f"Change {_words(remedy.change)}?", evidence=(remedy.because,)):
             return remedy
     return None
+
+
+def consent_name(remedy: Remedy) -> str:
+    """What `--allow` takes: `kv-cache-dtype`."""
+    return "-".join(sorted(w.lstrip("-") for w in remedy.change or {})).replace("_", "-")
 
 
 def constraints_of(diagnosis: Diagnosis, remedy: Remedy) -> list[Constraint]:

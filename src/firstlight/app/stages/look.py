@@ -3,6 +3,7 @@
 import asyncio
 
 from firstlight.app import looking
+from firstlight.app.knowledge import recall_into
 from firstlight.app.session import Session
 from firstlight.app.stages import describe, fitting, stale
 from firstlight.app.stages.yielding import yielded
@@ -104,6 +105,7 @@ async def plan(session: Session) -> str:
         stale.refuse_stale(session.saved, session.model, session.machine, session.install)
         session.plan_set = session.saved.plan
     else:
+        _remember(session)
         session.plan_set = await _fitting_plan(session)
     found = [*session.plan_set.findings]
     if "preflight" not in session.options.skip:
@@ -111,6 +113,15 @@ async def plan(session: Session) -> str:
     session.replace_plan_findings(found)
     session.save(session.plan_set, "plan.json")
     return describe.plan(session.plan_set)
+
+
+def _remember(session: Session) -> None:
+    """What an earlier run of this model on this machine learned, once, before the first plan."""
+    if not session.recalled and session.saved is None:
+        session.recalled = True
+        known = recall_into(session)
+        session.intent = yielded(session.intent, known)
+        session.constraints.extend(known)
 
 
 async def _fitting_plan(session: Session) -> PlanSet:
