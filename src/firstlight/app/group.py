@@ -1,5 +1,6 @@
 """The click group: verbs are imported only when they are called."""
 
+import errno
 import importlib
 import importlib.util
 from itertools import pairwise
@@ -10,7 +11,7 @@ import click
 from firstlight import __version__
 from firstlight.app.commands import SECTIONS, VERBS
 from firstlight.app.terminal import colour
-from firstlight.core.errors import Exit, FirstlightError, UsageError
+from firstlight.core.errors import Exit, FirstlightError, HostError, UsageError
 
 
 class LazyGroup(click.Group):
@@ -59,6 +60,8 @@ def run(argv: list[str]) -> int:
         return Exit.INTERRUPTED
     except BrokenPipeError:
         return _pipe_closed()
+    except OSError as e:
+        return _refused_by_the_host(e, argv) if e.errno in _OF_THE_HOST else _unexpected(e)
     except Exception as e:
         return _unexpected(e)
     return int(result) if isinstance(result, int) else Exit.OK
@@ -108,8 +111,27 @@ def _pipe_closed() -> int:
     return Exit.OK
 
 
+_OF_THE_HOST = frozenset(
+    {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ENAMETOOLONG, errno.EMFILE, errno.ENFILE}
+)
+
+
+def _refused_by_the_host(error: OSError, argv: list[str]) -> int:
+    """A disk, a permission or a limit that no room was prepared for: no fault of ours, and the place is named all the same."""
+    _traceback_kept(error)
+    named = [str(n)[:200] for n in (error.filename, error.filename2) if n is not None]
+    hint = "`firstlight doctor` looks at firstlight's own folders"
+    return _shown(HostError("host-io-failed", f"the machine refuses: {error.strerror}", evidence=tuple(named), hint=hint), argv)
+
+
 def _unexpected(error: Exception) -> int:
     """A fault of ours: the traceback goes to a file, the message says where."""
+    click.echo(f"unexpected: {type(error).__name__}: {error}\n  this is a fault of firstlight; {_traceback_kept(error)}", err=True)
+    return Exit.UNEXPECTED
+
+
+def _traceback_kept(error: Exception) -> str:
+    """Where the traceback is; the traceback itself where no file can be written."""
     import traceback
 
     from firstlight.app.places import state_folder
@@ -118,8 +140,6 @@ def _unexpected(error: Exception) -> int:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("".join(traceback.format_exception(error)))
-        where = f"the traceback is in {path}"
+        return f"the traceback is in {path}"
     except OSError:
-        where = "".join(traceback.format_exception(error))
-    click.echo(f"unexpected: {type(error).__name__}: {error}\n  this is a fault of firstlight; {where}", err=True)
-    return Exit.UNEXPECTED
+        return "".join(traceback.format_exception(error))

@@ -68,6 +68,19 @@ def test_another_machine_is_refused_by_what_starts_something_and_not_offered(cap
     assert "--gpu COUNTxNAME" not in shown
 
 
+def test_a_folder_that_is_not_ours_to_look_at(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """Root may look anywhere, so the refusal is made."""
+
+    def refuse(*args: object, **kwargs: object) -> None:
+        raise PermissionError(13, "Permission denied", "/somebody/else")
+
+    monkeypatch.setattr("firstlight.fetch.models.cached_models", refuse)
+    assert run(["models", "-o", "json"]) == Exit.UNEXPECTED
+    document = json.loads(capsys.readouterr().out)
+    assert (document["code"], document["message"]) == ("host-io-failed", "the machine refuses: Permission denied")
+    assert document["evidence"] == ["/somebody/else"]
+
+
 def test_only_caches_are_pruned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert run(["cache", "prune", "/", "--yes"]) == Exit.USAGE
