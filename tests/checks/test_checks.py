@@ -42,6 +42,7 @@ KEYS = {
     "answer",
     "hint",
     "hint_lacks",
+    "command",
     "evidence",
 }
 
@@ -78,6 +79,7 @@ def context_of(case: dict[str, Any]) -> Context:
         candidate=candidate,
         install=EngineInstall(engine=name, **install) if wanted else None,
         answer=msgspec.convert({"engine": name, **case["answer"]}, EngineAnswer) if "answer" in case else None,
+        command=case.get("command", False),
     )
 
 

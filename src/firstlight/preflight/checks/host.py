@@ -28,6 +28,7 @@ NETWORK = (
     "fuse.gcsfuse",
     "fuse.sshfs",
 )
+LAYERED = ("overlay", "fuse-overlayfs", "fuse.fuse-overlayfs", "aufs")
 PASSED_THROUGH = ("9p", "virtiofs", "drvfs", "fuse.grpcfuse", "fuse.vmhgfs-fuse", "vboxsf")
 
 
@@ -168,6 +169,13 @@ def filesystem(context: Context) -> Iterator[Finding]:
             f"the checkpoint is on {kind}, a folder passed through from another system: about 0.2 GB/s were seen",
             evidence=[f"{place.path}: {kind}{_speed(place)}"],
             hint="copy the checkpoint to a disk of this system",
+        )
+    elif kind in LAYERED:
+        yield remark(
+            "checkpoint-in-container-layer",
+            f"the checkpoint is on {kind}, a container's own layer: it goes when the container goes",
+            evidence=[f"{place.path}: {kind}{_speed(place)}"],
+            hint="-v /a/folder/of/the/host:/models on the container, and the checkpoint there",
         )
 
 
