@@ -12,8 +12,8 @@ import msgspec
 
 from firstlight.app.session import Session
 from firstlight.app.stages import start as starting
+from firstlight.app.stages.failing import EngineFailed
 from firstlight.app.stages.ports import rehearsal_port
-from firstlight.app.stages.watching import EngineFailed
 from firstlight.core.answer import RehearsalReport
 from firstlight.core.diagnosis import Cause, Diagnosis, Remedy, Safety
 from firstlight.core.errors import FirstlightError, HostError

@@ -21,7 +21,7 @@ from firstlight.app.reconcile import reconcile
 from firstlight.app.remotecode import RECORD, refuse_changed_code
 from firstlight.app.services import STRUCTS, ServiceRecord, read_record
 from firstlight.app.session import Session, UpOptions
-from firstlight.app.stages import prove, start, watching
+from firstlight.app.stages import failing, hearing, prove, start
 from firstlight.app.store import RunFolder, RunStore
 from firstlight.core.checkpoint import Checkpoint
 from firstlight.core.errors import Exit, FirstlightError, UsageError
@@ -126,7 +126,7 @@ class ServiceRun:
 
     async def _stay(self) -> None:
         """Until the engine is over. The watchdog is fed while tokens advance, and by nothing else."""
-        queue = watching.supervisor_events(self.session, self._events_so_far())
+        queue = hearing.supervisor_events(self.session, self._events_so_far())
         every = (self.notifier.watchdog_seconds or self.record.watchdog_seconds) / 4
         fed = time.monotonic()
         wedged = False
@@ -139,9 +139,9 @@ class ServiceRun:
                     await asyncio.to_thread(self.notifier.send, patience=MESSAGE_SECONDS, WATCHDOG=1)
                 continue
             if event is None:
-                raise watching.supervisor_gone(self.session)
+                raise hearing.supervisor_gone(self.session)
             if event.kind in ("died", "failed"):
-                raise await watching.failed(self.session, event.data)
+                raise await failing.failed(self.session, event.data)
             if event.kind == "ended":
                 return
             if event.kind in ("wedged", "alive"):

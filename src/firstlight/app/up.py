@@ -122,7 +122,8 @@ def _supervisor(session: Session) -> SupervisorClient:
 
 async def _stay(session: Session) -> None:
     """`--foreground`: until the engine is over (exit 5) or this process is told to end, which stops it."""
-    from firstlight.app.stages.watching import failed, supervisor_events, supervisor_gone
+    from firstlight.app.stages.failing import failed
+    from firstlight.app.stages.hearing import supervisor_events, supervisor_gone
 
     queue = supervisor_events(session)
     try:

@@ -7,7 +7,7 @@ import msgspec
 from firstlight.app import rehearsing
 from firstlight.app.session import Session
 from firstlight.app.stages import start
-from firstlight.app.stages.watching import EngineFailed
+from firstlight.app.stages.failing import EngineFailed
 from firstlight.rehearse.decide import decide
 
 SMALL = ("*.json", "*.txt", "*.jinja", "*.model", "*.py", "tokenizer*", "*.tiktoken")

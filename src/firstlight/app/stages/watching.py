@@ -2,16 +2,14 @@
 
 import asyncio
 import json
-import threading
 import time
-from collections.abc import Iterator
 from typing import Any
 
 from firstlight.app.recording import check_kv_cache, close_records
 from firstlight.app.session import Session
-from firstlight.core.diagnosis import Cause, Diagnosis
-from firstlight.core.errors import EngineError, FirstlightError, HostError
-from firstlight.core.ports import Host
+from firstlight.app.stages.failing import failed, port_stolen
+from firstlight.app.stages.hearing import supervisor_events, supervisor_gone
+from firstlight.core.errors import FirstlightError, HostError
 from firstlight.core.run import RunState
 from firstlight.core.units import format_seconds
 from firstlight.watch.eta import Eta, phase_seconds
@@ -22,8 +20,6 @@ from firstlight.watch.state import EngineLog
 
 LOOK_SECONDS = 0.05
 LOOK_SECONDS_ELSEWHERE = 0.5  # every look at another host is a command there
-AGAIN_SECONDS = 0.5
-UNREACHABLE_SECONDS = 600.0
 LOST = frozenset({"host-unreachable", "command-timeout"})
 STATES = {
     "loading": RunState.LOADING,
@@ -32,20 +28,6 @@ STATES = {
     "warming": RunState.WARMING,
     "ready": RunState.READY,
 }
-
-
-class EngineFailed(EngineError):
-    """The engine ended, or will never be ready; carries the diagnosis that healing works from."""
-
-    def __init__(self, diagnosis: Diagnosis, *, evidence: tuple[str, ...], hint: str | None) -> None:
-        cause = diagnosis.cause
-        super().__init__(
-            cause.code if cause else "cause-not-visible",
-            cause.title if cause else "the engine ended, and its log does not show why",
-            evidence=evidence,
-            hint=hint,
-        )
-        self.diagnosis = diagnosis
 
 
 class LogTail:
@@ -102,7 +84,7 @@ async def _watch(session: Session, tail: LogTail, *, from_byte: int, mine: bool)
             await check_kv_cache(session)
             return _ready(session, event.data, follower)
         if event.kind == "port-stolen" and mine:
-            raise await _port_stolen(session, event.data)
+            raise await port_stolen(session, event.data)
         if event.kind in ("died", "ended", "failed"):
             raise await failed(session, event.data)
 
@@ -156,54 +138,6 @@ def _tell_beat(session: Session, beat: Beat) -> None:
         session.emitter.emit("say", text=f"stalled in {beat.phase}: {beat.verdict.because}")
 
 
-def supervisor_events(session: Session, from_byte: int = 0) -> "asyncio.Queue[Any]":
-    """The supervisor's events as a queue, None when the supervisor is gone."""
-    loop, queue = asyncio.get_running_loop(), asyncio.Queue[Any]()
-
-    def read() -> None:
-        try:
-            for event in through_cuts(session.supervisor, from_byte):
-                loop.call_soon_threadsafe(queue.put_nowait, event)
-            loop.call_soon_threadsafe(queue.put_nowait, None)
-        except RuntimeError:
-            return  # the loop is closed: nobody waits any more
-
-    threading.Thread(target=read, name="supervisor-events", daemon=True).start()
-    return queue
-
-
-def through_cuts(client: Any, from_byte: int) -> Iterator[Any]:
-    """Every event once; a connection that is lost is made again, and reading goes on from the right byte.
-
-    Ends when the supervisor is gone, or its host cannot be reached for ten minutes.
-    """
-    byte, seen, last = from_byte, False, time.monotonic()
-    while True:
-        try:
-            for event in client.events(byte):
-                byte, last, seen = event.byte, time.monotonic(), event.kind == "ended"
-                yield event
-            gone = seen or client.host.is_local or not client.status().answering
-        except FirstlightError:
-            gone = client.host.is_local
-        if gone and not seen and not client.host.is_local:
-            yield from client.past_events(byte)  # what was written after the cut
-        if gone or time.monotonic() - last > UNREACHABLE_SECONDS:
-            return
-        time.sleep(AGAIN_SECONDS)
-
-
-def supervisor_gone(session: Session) -> EngineError:
-    """Somebody ended the supervisor: its engine is ended with it, by the kernel or by the sweep that follows."""
-    record = f"{session.folder.attempt_there}/supervisor.log" if session.folder else ""
-    return EngineError(
-        "supervisor-killed",
-        "the supervisor of this run is gone",
-        evidence=(f"its own output: {record}",),
-        hint=f"firstlight up {session.intent.model}",
-    )
-
-
 async def _read_log(session: Session, tail: LogTail, follower: Follower, *, drain: bool = False) -> None:
     for record in session.records.drain() if session.records else ():
         for event in follower.record(record):
@@ -233,82 +167,3 @@ def _ready(session: Session, data: dict[str, Any], follower: Follower) -> str:
     session.emitter.emit("ready", **data)
     seconds = data.get("seconds")
     return f"ready after {format_seconds(seconds)}" if seconds is not None else "ready"
-
-
-async def failed(session: Session, data: dict[str, Any]) -> EngineFailed:
-    """The diagnosis of a dead engine, written into the run and shown with its decisive lines."""
-    assert session.folder is not None
-    session.emitter.emit("died", **data)
-    log = session.folder.log_there
-    text = await asyncio.to_thread(_read, session.host, log)
-    if not session.host.is_local:
-        session.folder.write(f"attempts/{session.attempt}/engine.log", text)  # a bug report needs it here
-    diagnosis = never_started(data)
-    if diagnosis is None:
-        diagnosis = await asyncio.to_thread(_diagnose, session, text, data.get("returncode"))
-    session.save(diagnosis, "diagnosis.json")
-    session.save(diagnosis, f"attempts/{session.attempt}/diagnosis.json")
-    lines = [f"line {e.line}: {e.text.strip()[:200]}" for e in diagnosis.cause.evidence[:4]] if diagnosis.cause else last_lines(text)
-    evidence = [_how_it_ended(data), *lines, f"full log: {log}"]
-    return EngineFailed(diagnosis, evidence=tuple(e for e in evidence if e), hint=first_hint(diagnosis))
-
-
-async def _port_stolen(session: Session, data: dict[str, Any]) -> EngineFailed:
-    """The engine is ended, since nobody would reach it. vLLM may not end itself: it binds early, listens once loaded, and hangs."""
-    holder = str(data["holder"])
-    session.emitter.emit("say", text=f"another program took port {data['port']}: {holder}")
-    await asyncio.to_thread(session.supervisor.stop, grace_seconds=0)
-    cause = Cause(code="port-in-use", title=f"another program took port {data['port']} while the engine started", confidence=1.0)
-    diagnosis = Diagnosis(outcome="failed", phase="spawned", cause=cause)
-    session.save(diagnosis, "diagnosis.json")
-    session.save(diagnosis, f"attempts/{session.attempt}/diagnosis.json")
-    return EngineFailed(diagnosis, evidence=(holder,), hint="--port N names a port that is kept free")
-
-
-def _diagnose(session: Session, text: bytes, status: Any) -> Diagnosis:
-    from firstlight.diagnose.diagnose import diagnose
-
-    return diagnose(
-        text,
-        engine=session.launch.engine if session.launch else None,
-        version=session.install.version if session.install else None,
-        exit_status=status if isinstance(status, int) else None,
-    )
-
-
-def never_started(data: dict[str, Any]) -> Diagnosis | None:
-    """The supervisor's own word where it could not even start the engine; None where the engine ran."""
-    if "message" not in data or not data.get("reason"):
-        return None
-    code = str(data["reason"])
-    return Diagnosis(outcome="failed", phase="spawned", cause=Cause(code=code, title=str(data["message"]), confidence=1.0))
-
-
-def _read(host: Host, log: str) -> bytes:
-    try:
-        return host.read(log)
-    except HostError:
-        return b""
-
-
-def last_lines(text: bytes, count: int = 4) -> list[str]:
-    return [line[:200] for line in text.decode("utf-8", "replace").splitlines() if line.strip()][-count:]
-
-
-def _how_it_ended(data: dict[str, Any]) -> str:
-    if data.get("signal"):
-        return f"the engine was killed by {data['signal']}"
-    if data.get("returncode") is not None:
-        return f"the engine ended with exit code {data['returncode']}"
-    return str(data.get("reason") or "")
-
-
-def first_hint(diagnosis: Diagnosis) -> str | None:
-    """The first remedy in words a person can use."""
-    for remedy in diagnosis.remedies:
-        if remedy.change:
-            flags = " ".join(f"--{k.replace('_', '-')} {v}" for k, v in remedy.change.items())
-            return f"{flags}: {remedy.because}" if remedy.because else flags
-        if remedy.action:
-            return remedy.action
-    return None

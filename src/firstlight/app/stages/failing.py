@@ -1,0 +1,102 @@
+"""The engine's end as an error: its diagnosis, written into the run and shown with its decisive lines."""
+
+import asyncio
+from typing import Any
+
+from firstlight.app.session import Session
+from firstlight.core.diagnosis import Cause, Diagnosis
+from firstlight.core.errors import EngineError, HostError
+from firstlight.core.ports import Host
+
+
+class EngineFailed(EngineError):
+    """The engine ended, or will never be ready; carries the diagnosis that healing works from."""
+
+    def __init__(self, diagnosis: Diagnosis, *, evidence: tuple[str, ...], hint: str | None) -> None:
+        cause = diagnosis.cause
+        super().__init__(
+            cause.code if cause else "cause-not-visible",
+            cause.title if cause else "the engine ended, and its log does not show why",
+            evidence=evidence,
+            hint=hint,
+        )
+        self.diagnosis = diagnosis
+
+
+async def failed(session: Session, data: dict[str, Any]) -> EngineFailed:
+    """The diagnosis of a dead engine, written into the run and shown with its decisive lines."""
+    assert session.folder is not None
+    session.emitter.emit("died", **data)
+    log = session.folder.log_there
+    text = await asyncio.to_thread(_read, session.host, log)
+    if not session.host.is_local:
+        session.folder.write(f"attempts/{session.attempt}/engine.log", text)  # a bug report needs it here
+    diagnosis = never_started(data)
+    if diagnosis is None:
+        diagnosis = await asyncio.to_thread(_diagnose, session, text, data.get("returncode"))
+    session.save(diagnosis, "diagnosis.json")
+    session.save(diagnosis, f"attempts/{session.attempt}/diagnosis.json")
+    lines = [f"line {e.line}: {e.text.strip()[:200]}" for e in diagnosis.cause.evidence[:4]] if diagnosis.cause else last_lines(text)
+    evidence = [_how_it_ended(data), *lines, f"full log: {log}"]
+    return EngineFailed(diagnosis, evidence=tuple(e for e in evidence if e), hint=first_hint(diagnosis))
+
+
+async def port_stolen(session: Session, data: dict[str, Any]) -> EngineFailed:
+    """The engine is ended, since nobody would reach it. vLLM may not end itself: it binds early, listens once loaded, and hangs."""
+    holder = str(data["holder"])
+    session.emitter.emit("say", text=f"another program took port {data['port']}: {holder}")
+    await asyncio.to_thread(session.supervisor.stop, grace_seconds=0)
+    cause = Cause(code="port-in-use", title=f"another program took port {data['port']} while the engine started", confidence=1.0)
+    diagnosis = Diagnosis(outcome="failed", phase="spawned", cause=cause)
+    session.save(diagnosis, "diagnosis.json")
+    session.save(diagnosis, f"attempts/{session.attempt}/diagnosis.json")
+    return EngineFailed(diagnosis, evidence=(holder,), hint="--port N names a port that is kept free")
+
+
+def _diagnose(session: Session, text: bytes, status: Any) -> Diagnosis:
+    from firstlight.diagnose.diagnose import diagnose
+
+    return diagnose(
+        text,
+        engine=session.launch.engine if session.launch else None,
+        version=session.install.version if session.install else None,
+        exit_status=status if isinstance(status, int) else None,
+    )
+
+
+def never_started(data: dict[str, Any]) -> Diagnosis | None:
+    """The supervisor's own word where it could not even start the engine; None where the engine ran."""
+    if "message" not in data or not data.get("reason"):
+        return None
+    code = str(data["reason"])
+    return Diagnosis(outcome="failed", phase="spawned", cause=Cause(code=code, title=str(data["message"]), confidence=1.0))
+
+
+def _read(host: Host, log: str) -> bytes:
+    try:
+        return host.read(log)
+    except HostError:
+        return b""
+
+
+def last_lines(text: bytes, count: int = 4) -> list[str]:
+    return [line[:200] for line in text.decode("utf-8", "replace").splitlines() if line.strip()][-count:]
+
+
+def _how_it_ended(data: dict[str, Any]) -> str:
+    if data.get("signal"):
+        return f"the engine was killed by {data['signal']}"
+    if data.get("returncode") is not None:
+        return f"the engine ended with exit code {data['returncode']}"
+    return str(data.get("reason") or "")
+
+
+def first_hint(diagnosis: Diagnosis) -> str | None:
+    """The first remedy in words a person can use."""
+    for remedy in diagnosis.remedies:
+        if remedy.change:
+            flags = " ".join(f"--{k.replace('_', '-')} {v}" for k, v in remedy.change.items())
+            return f"{flags}: {remedy.because}" if remedy.because else flags
+        if remedy.action:
+            return remedy.action
+    return None

@@ -1,0 +1,61 @@
+"""The supervisor's events, once each and in order, however often the connection to its host is lost."""
+
+import asyncio
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from firstlight.app.session import Session
+from firstlight.core.errors import EngineError, FirstlightError
+
+AGAIN_SECONDS = 0.5
+UNREACHABLE_SECONDS = 600.0
+
+
+def supervisor_events(session: Session, from_byte: int = 0) -> "asyncio.Queue[Any]":
+    """The supervisor's events as a queue, None when the supervisor is gone."""
+    loop, queue = asyncio.get_running_loop(), asyncio.Queue[Any]()
+
+    def read() -> None:
+        try:
+            for event in through_cuts(session.supervisor, from_byte):
+                loop.call_soon_threadsafe(queue.put_nowait, event)
+            loop.call_soon_threadsafe(queue.put_nowait, None)
+        except RuntimeError:
+            return  # the loop is closed: nobody waits any more
+
+    threading.Thread(target=read, name="supervisor-events", daemon=True).start()
+    return queue
+
+
+def through_cuts(client: Any, from_byte: int) -> Iterator[Any]:
+    """Every event once; a connection that is lost is made again, and reading goes on from the right byte.
+
+    Ends when the supervisor is gone, or its host cannot be reached for ten minutes.
+    """
+    byte, seen, last = from_byte, False, time.monotonic()
+    while True:
+        try:
+            for event in client.events(byte):
+                byte, last, seen = event.byte, time.monotonic(), event.kind == "ended"
+                yield event
+            gone = seen or client.host.is_local or not client.status().answering
+        except FirstlightError:
+            gone = client.host.is_local
+        if gone and not seen and not client.host.is_local:
+            yield from client.past_events(byte)  # what was written after the cut
+        if gone or time.monotonic() - last > UNREACHABLE_SECONDS:
+            return
+        time.sleep(AGAIN_SECONDS)
+
+
+def supervisor_gone(session: Session) -> EngineError:
+    """Somebody ended the supervisor: its engine is ended with it, by the kernel or by the sweep that follows."""
+    record = f"{session.folder.attempt_there}/supervisor.log" if session.folder else ""
+    return EngineError(
+        "supervisor-killed",
+        "the supervisor of this run is gone",
+        evidence=(f"its own output: {record}",),
+        hint=f"firstlight up {session.intent.model}",
+    )
