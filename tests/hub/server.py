@@ -167,8 +167,8 @@ class Handler(BaseHTTPRequestHandler):
         if not self._allowed():
             return self._fail(403 if hub.faults.gated else 401, {"X-Error-Code": "GatedRepo" if hub.faults.gated else "RepoNotFound"})
         commit = hub.commit(repo, revision)
-        target = hub.files(repo, commit).get(name) if commit else None
-        if target is None:
+        target = hub.folder / repo / (commit or "") / name
+        if commit is None or not target.is_file():
             return self._fail(404, {"X-Error-Code": "EntryNotFound" if commit else "RevisionNotFound"})
         size = target.stat().st_size
         headers = {"X-Repo-Commit": commit or ""}

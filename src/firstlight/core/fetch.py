@@ -109,10 +109,11 @@ class ManifestFile(Struct, frozen=True, kw_only=True):
 
 
 class Manifest(Struct, frozen=True, kw_only=True):
-    """What was fetched and verified, beside the files. time: Unix seconds."""
+    """What was fetched and verified, beside the files. time: Unix seconds. name: the model's, without its revision."""
 
     ref: str
     source: str
+    name: str | None = None
     revision: str | None = None
     time: float
     license: str | None = None

@@ -11,7 +11,7 @@ FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 
 def disk_error(error: OSError, path: Path) -> HostError:
-    """`disk-full` (nothing is lost: the next run goes on), or `disk-failed`."""
+    """`disk-full` (nothing is lost: the next run goes on), `target-removed`, or `disk-failed`."""
     evidence = (f"{path}", f"{error.strerror or error}")
     if error.errno in FULL:
         return HostError(
@@ -20,6 +20,9 @@ def disk_error(error: OSError, path: Path) -> HostError:
             evidence=(*evidence, f"available: {format_bytes(available_bytes(path))}"),
             hint="make room (`firstlight models` shows what is cached); the same command then goes on where this one stopped",
         )
+    if error.errno == errno.ENOENT:
+        hint = "the same command fetches again what is gone; `firstlight models rm` refuses while a fetch is at work"
+        return HostError("target-removed", "something removes files while the model is fetched", evidence=evidence, hint=hint)
     return HostError("disk-failed", "the disk refuses to read or write", evidence=evidence, hint="check permissions, mounts and `dmesg`")
 
 

@@ -36,8 +36,8 @@ def measure(ref: str, options: Options, env: Mapping[str, str], stop: threading.
 
 def _estimate(work: Work, options: Options, env: Mapping[str, str], wire: Wire) -> FetchEstimate:
     listing = work.listing
-    missing = _missing(work, options)
-    total = _sum(work.kept)
+    missing = work.once(_missing(work, options))
+    total = _sum(work.once(work.kept))
     parts = sum(bytes_in_part(work.target, f) for f in missing)
     left = None if any(f.size is None for f in missing) else sum(f.size or 0 for f in missing) - parts
     space = read_space(work.target.base)

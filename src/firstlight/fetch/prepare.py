@@ -3,7 +3,7 @@
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -15,11 +15,11 @@ from firstlight.core.findings import Finding, Severity
 from firstlight.core.hub import is_offline
 from firstlight.fetch.journal import read_ranges
 from firstlight.fetch.limit import backoff_seconds
-from firstlight.fetch.manifest import known_files, read_manifest
+from firstlight.fetch.manifest import Begun, earlier_files, known_files, read_manifest
 from firstlight.fetch.offline import offline_listing
 from firstlight.fetch.options import Options
 from firstlight.fetch.select import Selection, order, select
-from firstlight.fetch.source import FetchSource, Listing, RemoteFile, Retry, find_source, safe_name
+from firstlight.fetch.source import FetchSource, Listing, RemoteFile, Retry, checked, find_source
 from firstlight.fetch.sources.https import place
 from firstlight.fetch.target import CacheTarget, PlainTarget, Target, is_here
 from firstlight.fetch.wire import Wire
@@ -49,18 +49,45 @@ class Work:
         """What was verified here before."""
         return known_files(self.target.base, self.target.manifest_name)
 
+    def once(self, files: Sequence[RemoteFile]) -> list[RemoteFile]:
+        """Each place on the disk once: in the cache, files of one content share their blob."""
+        return list({self.target.path(f): f for f in reversed(files)}.values())[::-1]
+
     def missing(self) -> list[RemoteFile]:
         """Files that are not here. The cache names its blobs by content; elsewhere what was verified before must be the same."""
         if isinstance(self.target, CacheTarget):
             return [f for f in self.kept if not is_here(self.target, f)]
         known = self.known
-        return [f for f in self.kept if not is_here(self.target, f) or not _same(f, known.get(f.name))]
+        return [f for f in self.kept if not is_here(self.target, f) or not self.is_known(f, known) or self._was_written(f, known)]
 
+    def is_known(self, file: RemoteFile, known: Mapping[str, ManifestFile]) -> bool:
+        """What was verified under this name is what the source has now."""
+        entry = known.get(file.name)
+        return entry is not None and (entry.sha256 == file.sha256 if file.sha256 else entry.etag == file.etag)
 
-def _same(file: RemoteFile, known: ManifestFile | None) -> bool:
-    if known is None:
-        return False
-    return known.sha256 == file.sha256 if file.sha256 else known.etag == file.etag
+    def _was_written(self, file: RemoteFile, known: Mapping[str, ManifestFile]) -> bool:
+        """Since it was verified. By size and time: some shares give out other inodes after each mount."""
+        entry, state = known[file.name], self.target.path(file).stat()
+        return (state.st_size, state.st_mtime_ns) != (entry.size, entry.modified)
+
+    @property
+    def begun(self) -> Begun:
+        return Begun(model=f"{self.listing.source} {self.listing.name}", revision=self.listing.revision)
+
+    def replaces_another(self) -> bool:
+        """Whether the folder holds something else that is complete: another revision, or another model."""
+        manifest = self.manifest
+        if manifest is None or self.listing.archive:
+            return False
+        if manifest.revision != self.listing.revision:
+            return True
+        known = {f.name: f for f in manifest.files}
+        return self.listing.revision is None and any(f.name in known and not self.is_known(f, known) for f in self.kept)
+
+    def earlier(self) -> list[ManifestFile]:
+        """What an earlier revision left here that this one does not have."""
+        names = {f.name for f in self.listing.files}
+        return list({f.name: f for f in earlier_files(self.target.base, self.begun) if f.name not in names}.values())
 
 
 def cache_root(env: Mapping[str, str]) -> Path:
@@ -74,8 +101,7 @@ def prepare(ref: str, options: Options, wire: Wire, env: Mapping[str, str], *, s
     source = find_source(ref)
     patience = min(LISTING_PATIENCE, options.settings.patience)
     listing, findings = _listing(source, ref, wire, env, partial(patiently, stop=stop, say=say, patience=patience))
-    for file in listing.files:
-        safe_name(file.name)
+    listing = checked(listing)
     kept, left = _select(listing, options)
     return Work(source, listing, order(kept), left, _target(source, listing, options, env), findings)
 

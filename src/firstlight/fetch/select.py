@@ -77,7 +77,9 @@ def _unneeded(files: Sequence[RemoteFile], variant: str | None) -> dict[str, str
     if variant:
         raise InputError("quantization-unknown", f"the model has no GGUF file, so no {variant}", hint="leave the part after the colon away")
     reasons.update(dict.fromkeys((*ggufs, *(pickles if safetensors else ())), "the model is there as safetensors"))
-    reasons.update({n: why for n in safetensors if (why := _doubled(n, safetensors))})
+    hf = any(re.fullmatch(r"model(-\d{5}-of-\d{5})?\.safetensors", n.rpartition("/")[2]) for n in safetensors)
+    there = frozenset(safetensors)
+    reasons.update({n: why for n in safetensors if (why := _doubled(n, there, hf=hf))})
     return reasons
 
 
@@ -100,9 +102,8 @@ def _never(name: str) -> str | None:
     return None if needed else "not read by an engine"
 
 
-def _doubled(name: str, safetensors: Sequence[str]) -> str | None:
-    """Copies of the same weights beside the set that transformers and vLLM read."""
-    hf = any(re.fullmatch(r"model(-\d{5}-of-\d{5})?\.safetensors", n.rpartition("/")[2]) for n in safetensors)
+def _doubled(name: str, safetensors: frozenset[str], *, hf: bool) -> str | None:
+    """Copies of the same weights beside the set that transformers and vLLM read. hf: that set is there under its usual names."""
     base = name.rpartition("/")[2]
     if hf and base.startswith("consolidated"):
         return "the same weights as model*.safetensors"

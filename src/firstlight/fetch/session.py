@@ -7,14 +7,15 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from firstlight.core.errors import Exit, FirstlightError, HostError
-from firstlight.core.fetch import Fetched, FetchProgress, FileProgress, Manifest, ManifestFile
+from firstlight.core.fetch import Fetched, FetchProgress, FileProgress, ManifestFile
 from firstlight.core.findings import Finding, Severity, blockers
 from firstlight.fetch.archive import present, take_out
 from firstlight.fetch.check import is_right, sha256_of
 from firstlight.fetch.disk import disk_error
+from firstlight.fetch.ending import WEIGHTS, manifest_of, result_path, rotten, set_aside
 from firstlight.fetch.job import FileJob
 from firstlight.fetch.lock import publish_progress, shared_work
-from firstlight.fetch.manifest import WORK, entry, note_landed, write_manifest
+from firstlight.fetch.manifest import WORK, entry, note_begun, note_landed, write_manifest
 from firstlight.fetch.meter import Meter, eta_seconds, place_key, remember_rate
 from firstlight.fetch.offline import shards_of
 from firstlight.fetch.options import Options
@@ -22,12 +23,11 @@ from firstlight.fetch.prepare import Work, bytes_in_part, cache_root, prepare
 from firstlight.fetch.room import room_findings
 from firstlight.fetch.source import Changed, RemoteFile
 from firstlight.fetch.space import read_space
-from firstlight.fetch.target import is_here
+from firstlight.fetch.target import PlainTarget, is_here
 from firstlight.fetch.transfer import Landed, Opener, Transfer
 from firstlight.fetch.wire import Wire
 
 ROUNDS = 3
-WEIGHTS = (".safetensors", ".gguf")
 
 
 class Session:
@@ -91,23 +91,27 @@ class Session:
             self._unchanged(work)
             names = {f.name for f in work.kept}
             self._seal(work, list({n: f for n, f in (work.known | self._entries).items() if n in names}.values()))
-        return _result_path(work)
+        return result_path(work)
 
     def _move(self, work: Work) -> None:
         missing = self._missing(work)
-        self._check_space(work, missing)
-        self._here = [_progress(f, "done") for f in work.kept if f not in missing]
+        self._check_space(work, work.once(missing))
+        absent = {f.name for f in missing}
+        here = [f for f in work.kept if f.name not in absent]
+        self._here = [_progress(f, "done") for f in here]
         known = work.known
-        for file in work.kept:
-            if file not in missing:
-                work.target.show(file)
-                if file.name not in known:
-                    self._inspect(work, file, work.target.path(file))
+        for file in here:
+            work.target.show(file)
+            if file.name not in known:
+                self._inspect(work, file, work.target.path(file))
         if not missing:
             return
-        jobs = [FileJob(f, work.target.part(f)) for f in missing]
+        if isinstance(work.target, PlainTarget):
+            work.target.waits = work.replaces_another()
+            note_begun(work.target.base, work.begun)
+        jobs = [FileJob(f, work.target.part(f)) for f in work.once(missing)]
         begun = time.monotonic()
-        self._transfer = Transfer(jobs, self._opener(work), self._landing(work), self.options.settings)
+        self._transfer = Transfer(jobs, self._opener(work), self._landing(work, missing), self.options.settings)
         if self.stop.is_set():
             self._transfer.cancel()
         self._phase = "fetching"
@@ -124,11 +128,15 @@ class Session:
     def _missing(self, work: Work) -> list[RemoteFile]:
         """What must be moved. First hashed: what lies here unknown, and, when that is asked for, everything that is here."""
         missing = work.missing()
-        unknown = [f for f in missing if (f.sha256 or f.git_sha1) and is_here(work.target, f)]
-        asked = [f for f in work.kept if f not in missing] if self.options.verify else []
+        absent = {f.name for f in missing}
+        known = work.known
+        unknown = [f for f in missing if (f.sha256 or f.git_sha1 or work.is_known(f, known)) and is_here(work.target, f)]
+        asked = [f for f in work.kept if f.name not in absent] if self.options.verify else []
         right = self._right(work, [*asked, *unknown])
-        self._findings += [_rotten(f) for f in asked if f.name not in right]
-        return [f for f in work.kept if f.name not in right and (f in missing or f in asked)]
+        self._findings += [rotten(f) for f in asked if f.name not in right]
+        absent |= {f.name for f in asked}
+        wanted = absent - right
+        return [f for f in work.kept if f.name in wanted]
 
     def _right(self, work: Work, files: list[RemoteFile]) -> set[str]:
         """Names of those whose bytes are right; they are noted as verified."""
@@ -156,14 +164,20 @@ class Session:
     def _opener(self, work: Work) -> Opener:
         return lambda file, start, end: work.source.open(file, start, end, self._wire, self.env)
 
-    def _landing(self, work: Work) -> Landed:
+    def _landing(self, work: Work, missing: list[RemoteFile]) -> Landed:
+        """Files of one content are one file in the cache: it lands once, under all of their names."""
+        twins: dict[Path, list[RemoteFile]] = {}
+        for file in missing:
+            twins.setdefault(work.target.landing(file), []).append(file)
+
         def landed(job: FileJob, sha256: str) -> None:
-            target = work.target.path(job.file)
+            target = work.target.landing(job.file)
             job.finish(target)
-            work.target.show(job.file)
-            self._inspect(work, job.file, target)
-            made = self._entries[job.file.name] = entry(job.file.name, target, sha256, job.file.etag)
-            note_landed(work.target.base, made)
+            for file in twins[target]:
+                work.target.show(file)
+                self._inspect(work, file, target)
+                made = self._entries[file.name] = entry(file.name, target, sha256, file.etag)
+                note_landed(work.target.base, made)
 
         return landed
 
@@ -199,17 +213,10 @@ class Session:
             raise HostError(
                 "incomplete", "files are missing after the fetch", evidence=tuple(lost[:8]), hint="something removes them: run it again"
             )
-        listing = work.listing
-        made = Manifest(
-            ref=listing.ref,
-            source=listing.source,
-            revision=listing.revision,
-            time=time.time(),
-            license=listing.license,
-            files=sorted(entries, key=lambda f: f.name),
-        )
         try:
-            write_manifest(work.target.base, made, work.target.manifest_name)
+            self._findings += set_aside(work)
+            work.target.settle()
+            write_manifest(work.target.base, manifest_of(work.listing, entries), work.target.manifest_name)
             work.target.seal()
         except OSError as e:
             raise disk_error(e, work.target.base) from e
@@ -292,22 +299,3 @@ class Session:
 
 def _progress(file: RemoteFile, state: str) -> FileProgress:
     return FileProgress(name=file.name, bytes_done=file.size or 0, bytes_total=file.size, state=state)
-
-
-def _rotten(file: RemoteFile) -> Finding:
-    message = f"{file.name} was not what it should be, and was fetched again"
-    return Finding(
-        code="file-repaired",
-        severity=Severity.WARNING,
-        message=message,
-        note="a disk that rots once may rot again: look at its SMART values",
-    )
-
-
-def _result_path(work: Work) -> Path:
-    """The first part of a GGUF where that is all the model's weights, else the folder."""
-    weights = [f.name for f in work.kept if f.name.endswith((*WEIGHTS, ".bin", ".pt"))]
-    models = [n for n in weights if not n.rpartition("/")[2].lower().startswith("mmproj")]
-    if models and all(n.endswith(".gguf") for n in models):
-        return work.target.result / min(models)
-    return work.target.result

@@ -1,11 +1,13 @@
 """Where models come from: the protocol that sources implement, and the registry that finds them (entry points `firstlight.sources`)."""
 
+import re
 from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
+import msgspec
 from msgspec import Struct
 
 from firstlight.core.errors import FirstlightError, InputError
@@ -140,8 +142,38 @@ def find_source(ref: str) -> FetchSource:
 def safe_name(name: str) -> str:
     """A file name that stays inside its folder. Raises FirstlightError: unsafe-file-name (a hostile or broken source)."""
     parts = name.split("/")
-    if not name or "\\" in name or "\0" in name or any(p in ("", ".", "..") for p in parts) or parts[0] == ".firstlight":
+    if any(p in ("", ".", "..") for p in parts) or parts[0] == ".firstlight" or not _is_plain(name):
         raise FirstlightError(
-            "unsafe-file-name", "the source lists a file that would lie outside the model's folder", evidence=(repr(name),)
+            "unsafe-file-name", "the source lists a file that would lie outside the model's folder", evidence=(ascii(name),)
         )
     return name
+
+
+def _is_plain(name: str) -> bool:
+    """No control characters (they would act on the terminal), no backslash, nothing that a file system cannot carry."""
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return not any(c == "\\" or c < " " or "\x7f" <= c <= "\x9f" for c in name)
+
+
+def checked(listing: Listing) -> Listing:
+    """A listing is somebody else's word: names that stay inside, each once, sizes that are sizes, a revision that is a name.
+
+    Raises FirstlightError: unsafe-file-name, listing-senseless.
+    """
+    seen: dict[str, RemoteFile] = {}
+    for file in listing.files:
+        if seen.setdefault(safe_name(file.name), file).identity != file.identity:
+            raise _senseless(listing, f"{file.name!a} twice, with other content")
+        if file.size is not None and (not isinstance(file.size, int) or file.size < 0):
+            raise _senseless(listing, f"{file.name!a}: {file.size!r} bytes")
+    if listing.revision is not None and not re.fullmatch(r"[\w+][\w.+!-]*", str(listing.revision)):
+        raise _senseless(listing, f"revision {listing.revision!a}")
+    license = listing.license and "".join(c if c.isprintable() else "?" for c in listing.license)
+    return msgspec.structs.replace(listing, files=list(seen.values()), license=license)
+
+
+def _senseless(listing: Listing, words: str) -> FirstlightError:
+    return FirstlightError("listing-senseless", f"what the source says about {listing.ref} makes no sense", evidence=(words[:200],))

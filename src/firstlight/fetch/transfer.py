@@ -2,6 +2,7 @@
 
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -59,6 +60,7 @@ class Transfer:
 
     def __init__(self, jobs: Sequence[FileJob], opener: Opener, landed: Landed, settings: Settings) -> None:
         self.jobs, self._opener, self._landed, self._settings = list(jobs), opener, landed, settings
+        self._unfinished = deque(self.jobs)
         self.stop = threading.Event()
         self.limit = RateLimit(settings.limit_rate, self.stop)
         self.changed = threading.Condition()
@@ -118,17 +120,19 @@ class Transfer:
         """The next piece of work; waits for some while others may still give theirs back."""
         with self.changed:
             while not self.stop.is_set():
+                while self._unfinished and self._unfinished[0].state == "done":
+                    self._unfinished.popleft()
                 if index < self.share.allowed and time.monotonic() >= self.share.pause_until and (found := self._next()):
                     self.share.active += 1
                     return found
-                if all(j.state == "done" for j in self.jobs):
+                if not self._unfinished:
                     return None
                 self.changed.wait(0.05 if time.monotonic() < self.share.pause_until else 0.25)
         return None
 
     def _next(self) -> tuple[FileJob, Segment | None] | None:
         """A file that is begun, then a new file, then half of what another connection has left. No segment: the file is to be landed."""
-        for job in self.jobs:
+        for job in self._unfinished:
             if job.state == "waiting":
                 self._open(job)
             if job.state == "fetching":
@@ -137,7 +141,7 @@ class Transfer:
                     return job, segment
                 if self._may_land(job):
                     return job, None
-        longest = max((j for j in self.jobs if j.state == "fetching"), key=FileJob.rest, default=None)
+        longest = max((j for j in self._unfinished if j.state == "fetching"), key=FileJob.rest, default=None)
         half = longest.split() if longest else None
         return (longest, half) if longest and half else None
 

@@ -39,17 +39,22 @@ class HubSource:
                 "offline", f"{repo} is not complete on this disk, and HF_HUB_OFFLINE forbids to fetch it", hint="unset HF_HUB_OFFLINE"
             )
         info = _model_info(repo, revision, env)
-        base = f"{endpoint(env)}/{repo}/resolve/{info.sha}"
-        card: Any = info.card_data or {}
+        try:
+            files = [_remote(s, f"{endpoint(env)}/{repo}/resolve/{info.sha}") for s in info.siblings or []]
+            license = _license(info.card_data)
+        except (KeyError, TypeError, AttributeError, ValueError) as e:
+            raise _unreadable(e) from None
+        if not info.sha:
+            raise _unreadable("it names no commit")
         return Listing(
             ref=ref,
             source=self.name,
             name=repo,
-            files=[_remote(s, base) for s in info.siblings or []],
+            files=files,
             revision=info.sha,
             asked_revision=revision or "main",
-            license=_license(card.get("license"), card.get("license_name")),
-            gated=info.gated or None,
+            license=license,
+            gated=str(info.gated) if info.gated else None,
             variant=variant,
         )
 
@@ -102,10 +107,16 @@ def _remote(sibling: Any, base: str) -> RemoteFile:
     )
 
 
-def _license(name: Any, own_name: Any) -> str | None:
+def _license(card: Any) -> str | None:
     """`other` says nothing: then the model's own name for its license."""
+    name, own_name = (card.get("license"), card.get("license_name")) if card else (None, None)
     text = own_name if name in (None, "other") and own_name else name
-    return ", ".join(map(str, text)) if isinstance(text, list) else text
+    return ", ".join(map(str, text)) if isinstance(text, list) else text and str(text)
+
+
+def _unreadable(why: Exception | str) -> HostError:
+    words = why if isinstance(why, str) else f"{type(why).__name__}: {why}"
+    return HostError("hub-answer", "the hub's answer cannot be read", evidence=(words[:200],))
 
 
 def _model_info(repo: str, revision: str | None, env: Mapping[str, str]) -> "ModelInfo":
@@ -135,8 +146,8 @@ def _model_info(repo: str, revision: str | None, env: Mapping[str, str]) -> "Mod
         raise HostError("hub-refused", f"the hub refused to describe {repo}", evidence=(f"status {status}",)) from None
     except httpx2.TransportError as e:
         raise Retry(f"the hub cannot be reached ({type(e).__name__}: {e})") from None
-    except ValueError as e:
-        raise HostError("hub-answer", "the hub's answer cannot be read", evidence=(str(e)[:200],)) from None
+    except (KeyError, TypeError, AttributeError, ValueError) as e:  # not what huggingface_hub itself expects
+        raise _unreadable(e) from None
 
 
 def _token(env: Mapping[str, str]) -> str | None:
@@ -164,7 +175,7 @@ def _gated(repo: str, env: Mapping[str, str], *more: str) -> ConsentError:
 
 
 def _refused(answer: Answer, file: RemoteFile, env: Mapping[str, str]) -> FirstlightError | Retry | Changed:
-    code, hop = answer.headers.get("X-Error-Code", ""), bool(answer.hops)
+    code, hop = re.sub(r"\W", "", answer.headers.get("X-Error-Code", "")), bool(answer.hops)
     answer.close()
     if answer.status in DENIED and hop and not code:
         return Retry("the signed address was refused")
