@@ -19,8 +19,9 @@ from models import write_model
 
 HERE = Path(__file__).parent
 LIMIT_SECONDS = 280
-# DEBUG: the engine tells where its memory goes. fork: its processes need not import everything again (20 s a start); memory is the same.
-ENVIRONMENT = {"VLLM_LOGGING_LEVEL": "DEBUG", "VLLM_WORKER_MULTIPROC_METHOD": "fork"}
+# DEBUG: the engine tells where its memory goes. fork: its processes need not import everything again (20 s a start). No DeepGEMM warm-up:
+# it compiles for minutes, after the memory was measured.
+ENVIRONMENT = {"VLLM_LOGGING_LEVEL": "DEBUG", "VLLM_WORKER_MULTIPROC_METHOD": "fork", "VLLM_DEEP_GEMM_WARMUP": "skip"}
 WRITING = threading.Lock()
 
 
@@ -140,6 +141,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=500.0)
     parser.add_argument("--logs", type=Path)
     parser.add_argument("--gpus", type=int, default=1, help="only cases that need so many GPUs")
+    parser.add_argument("--first", type=int, default=0, help="index of the first GPU to use")
     parser.add_argument("--lanes", type=int, help="cases at once; as many as this machine's GPUs allow when not said")
     parser.add_argument("--only", nargs="*", default=[])
     given = parser.parse_args()
@@ -148,7 +150,10 @@ def main() -> None:
     cases = [c for c in json.loads((HERE / "cases.json").read_text()) if c["name"] not in done and c.get("gpus", 1) == given.gpus]
     lanes = Lanes([c for c in cases if not given.only or c["name"] in given.only], given)
     count = given.lanes or max(1, len(gpu_used_mib()) // given.gpus)
-    threads = [threading.Thread(target=lanes.run, args=([*range(i * given.gpus, (i + 1) * given.gpus)],)) for i in range(count)]
+    first = given.first
+    threads = [
+        threading.Thread(target=lanes.run, args=([*range(first + i * given.gpus, first + (i + 1) * given.gpus)],)) for i in range(count)
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:

@@ -49,6 +49,7 @@ def until_ready(began: float, alive: Any) -> float | None:
 
 def up_words(given: argparse.Namespace) -> list[str]:
     words = ["up", str(given.model), "--name", "timed", "--engine", "vllm", "--engine-python", given.engine_python, "--port", str(PORT)]
+    words += ["--gpus", str(given.gpu)] if gpu_used_mib() else []
     return [*words, "--skip", "verify", "--skip", "bench", "--ask", "never", "--rehearse", "never", "--attempts", "1"]
 
 
@@ -83,10 +84,10 @@ def launched() -> tuple[list[str], dict[str, str]]:
     return launch["argv"], launch["env"]
 
 
-def idle() -> None:
+def idle(gpu: int) -> None:
     """Until the GPU is empty again, 20 s at most."""
     for _ in range(100):
-        if not any(gpu_used_mib()):
+        if not any(gpu_used_mib()[gpu : gpu + 1]):
             return
         time.sleep(0.2)
 
@@ -96,6 +97,7 @@ def main() -> None:
     parser.add_argument("--model", type=Path, required=True)
     parser.add_argument("--engine-python", required=True)
     parser.add_argument("--results", type=Path, required=True)
+    parser.add_argument("--gpu", type=int, default=0)
     parser.add_argument("--pairs", type=int, default=3)
     parser.add_argument("--cold", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=500.0)
@@ -113,7 +115,7 @@ def main() -> None:
                 print("no time left")
                 return
             read = pages(given.model, cold)
-            idle()
+            idle(given.gpu)
             began, log = time.time(), given.results.parent / f"{'cold' if cold else 'warm'}-{number}-{way}.log"
             seconds = bare(command, env, log) if way == "bare" else through_up(words, log)
             took = time.time() - began + read
