@@ -9,6 +9,7 @@ import hashlib
 import json
 import os
 import socket
+import ssl
 import struct
 import sys
 import threading
@@ -291,7 +292,12 @@ class Handler(BaseHTTPRequestHandler):
             while at < stop:
                 if stall and at > start:
                     time.sleep(faults.stall_seconds)
-                sent = os.sendfile(self.connection.fileno(), file.fileno(), at, min(block if not stall else 1000, stop - at))
+                count = min(block if not stall else 1000, stop - at)
+                sent = (
+                    self.connection.sendfile(file, at, count)
+                    if isinstance(self.connection, ssl.SSLSocket)
+                    else os.sendfile(self.connection.fileno(), file.fileno(), at, count)
+                )
                 if not sent:
                     break
                 at += sent
@@ -352,7 +358,7 @@ class Server(ThreadingHTTPServer):
 class Hub:
     """The server with its state; `url` is the hub, `cdn_url` another origin (so that tokens must not follow)."""
 
-    def __init__(self, folder: Path, port: int = 0) -> None:
+    def __init__(self, folder: Path, port: int = 0, tls: ssl.SSLContext | None = None) -> None:
         self.folder, self.faults, self.counts = folder, Faults(), Counts()
         self.lock = threading.Lock()
         self.heads: dict[str, str] = {}
@@ -361,7 +367,10 @@ class Hub:
         self.server = Server(("127.0.0.1", port), Handler)
         self.server.hub = self
         self.port = self.server.server_address[1]
-        self.url, self.cdn_url = f"http://127.0.0.1:{self.port}", f"http://localhost:{self.port}"
+        scheme = "https" if tls else "http"
+        if tls:
+            self.server.socket = tls.wrap_socket(self.server.socket, server_side=True)
+        self.url, self.cdn_url = f"{scheme}://127.0.0.1:{self.port}", f"{scheme}://localhost:{self.port}"
 
     def __enter__(self) -> Self:
         self.thread = threading.Thread(target=self.server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)

@@ -11,6 +11,7 @@ from email.message import Message
 from urllib.parse import SplitResult, unquote, urljoin, urlsplit
 
 from firstlight import __version__
+from firstlight.core.errors import HostError
 
 REDIRECTS = frozenset({301, 302, 303, 307, 308})
 MAX_HOPS = 10
@@ -21,6 +22,16 @@ Origin = tuple[str, str, int]
 
 class WireError(Exception):
     """The network or the server failed in a way that may pass: try again."""
+
+
+def untrusted(host: str, words: str) -> HostError:
+    """Waiting does not help against a certificate that nobody vouches for."""
+    return HostError(
+        "certificate-untrusted",
+        f"the certificate of {host} cannot be verified",
+        evidence=(words,),
+        hint="where a proxy or mirror has its own authority, SSL_CERT_FILE or REQUESTS_CA_BUNDLE names the file with its certificate",
+    )
 
 
 class Answer:
@@ -95,7 +106,7 @@ class Wire:
         self._context: ssl.SSLContext | None = None
 
     def request(self, method: str, url: str, headers: Mapping[str, str] | None = None) -> Answer:
-        """Follows redirects; `Authorization` stays with the origin it was meant for. Raises WireError."""
+        """Follows redirects; `Authorization` stays with the origin it was meant for. Raises WireError, HostError certificate-untrusted."""
         sent, hops = dict(headers or {}), list[Message]()
         for _ in range(MAX_HOPS):
             answer = self._once(method, url, sent)
@@ -127,6 +138,9 @@ class Wire:
         connection, used = self._take(parts)
         try:
             return self._send(connection, method, url, parts, headers)
+        except ssl.SSLCertVerificationError as e:
+            connection.close()
+            raise untrusted(parts.netloc.rpartition("@")[2], e.verify_message) from None
         except (OSError, http.client.HTTPException, ValueError) as e:
             connection.close()
             if not used:

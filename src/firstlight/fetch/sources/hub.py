@@ -11,7 +11,7 @@ from firstlight.core.errors import ConsentError, FirstlightError, HostError, Inp
 from firstlight.core.hub import endpoint, hub_cache, is_offline, shown, token
 from firstlight.fetch.source import Changed, Listing, RemoteFile, Retry
 from firstlight.fetch.sources.http import HttpBody, open_range
-from firstlight.fetch.wire import Answer, Wire
+from firstlight.fetch.wire import Answer, Wire, untrusted
 
 if TYPE_CHECKING:
     from huggingface_hub.hf_api import ModelInfo
@@ -145,6 +145,8 @@ def _model_info(repo: str, revision: str | None, env: Mapping[str, str]) -> "Mod
             raise Retry(f"the hub answered {status}", after=float(wait) if wait.isdecimal() else None, slower=status == 429) from None
         raise HostError("hub-refused", f"the hub refused to describe {repo}", evidence=(f"status {status}",)) from None
     except httpx2.TransportError as e:
+        if "CERTIFICATE_VERIFY_FAILED" in str(e):
+            raise untrusted(shown(endpoint(env)), str(e)) from None
         raise Retry(f"the hub cannot be reached ({type(e).__name__}: {e})") from None
     except (KeyError, TypeError, AttributeError, ValueError) as e:  # not what huggingface_hub itself expects
         raise _unreadable(e) from None
