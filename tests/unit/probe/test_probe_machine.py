@@ -65,6 +65,22 @@ def test_a_gpu_in_mig_mode_is_its_devices() -> None:
     assert found.accelerators[0].sm == 90, "the catalog knows what an old driver does not say"
 
 
+def test_two_real_h200_on_nvlink() -> None:
+    found = machine(
+        nvidia_smi="2xh200-nvlink", nvidia_smi_topo="2xh200-nvlink", nvidia_smi_p2p="2xh200-nvlink", nvidia_smi_list="2xh200-nvlink"
+    )
+    assert [(g.index, g.sm, g.catalog_id, g.pci_bus_id) for g in found.accelerators] == [
+        (0, 90, "h200-141gb-sxm", "00000000:00:06.0"),
+        (1, 90, "h200-141gb-sxm", "00000000:00:07.0"),
+    ]
+    assert all(g.driver_total_bytes == 143771 * MIB and g.processes == [] and g.mig is False for g in found.accelerators)
+    # The catalog's figure for what CUDA will report; torch.cuda.mem_get_info said 150,109,880,320 on these very GPUs.
+    assert all(abs((g.cuda_total_bytes or 0) - 150_109_880_320) < MIB for g in found.accelerators)
+    (link,) = found.links
+    assert (link.kind, link.p2p, link.p2p_allowed, link.bandwidth_bytes_per_second) == ("nvlink", None, "OK", 450e9)
+    assert found.findings == []
+
+
 def test_unified_memory_is_the_hosts() -> None:
     found = machine(nvidia_smi="gb10", nvidia_smi_query="gb10", cuda="gb10", meminfo="spark")
     gpu = found.accelerators[0]
