@@ -16,6 +16,7 @@ NETWORK = frozenset({"nfs", "lustre"})
 SLOW_MAPS = frozenset({"9p", "virtiofs", "fuse", "smb", "ceph", "gpfs", "beegfs"})
 MEMORY = frozenset({"tmpfs"})
 RAM_SHARE = 0.9
+OPTIONAL = ("fastsafetensors", "instanttensor", "runai_streamer", "sharded_state")
 
 
 class Loader(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -37,7 +38,10 @@ class Place(Struct, frozen=True, kw_only=True):
 
 
 class LoadAdvice(Struct, frozen=True, kw_only=True):
-    """args: engine flags to add (none: its default is right). seconds: cold, from storage. stage: copy to a local disk first."""
+    """args: engine flags to add (none: its default is right). seconds: cold, from storage. stage: copy to a local disk first.
+
+    others: the loaders that were not chosen, each with the reason.
+    """
 
     loader: str
     args: list[str]
@@ -45,6 +49,7 @@ class LoadAdvice(Struct, frozen=True, kw_only=True):
     seconds: Figure
     stage: bool = False
     source: str | None = None
+    others: dict[str, str] = {}
 
 
 @cache
@@ -62,14 +67,41 @@ def advise(
     memory_bytes: int | None = None,
     gpus: int = 0,
     packages: Mapping[str, str] | None = None,
+    per_rank: bool = False,
 ) -> LoadAdvice:
-    """packages: of the engine's environment; None when unknown. memory_bytes: available RAM."""
+    """packages: of the engine's environment; None when unknown. memory_bytes: available RAM. per_rank: files saved as `sharded_state`."""
     if engine != "vllm":
         return _llamacpp(place, weight_bytes)
-    name, because, stage = _choose(version, place, weight_bytes, memory_bytes, gpus, packages or {})
+    if per_rank:
+        name, because, stage = "sharded_state", "the files were saved per rank, and no other loader reads them", False
+    else:
+        name, because, stage = _choose(version, place, weight_bytes, memory_bytes, gpus, packages or {})
     loader = loaders()[name]
     seconds = load_seconds(loader, place, weight_bytes)
-    return LoadAdvice(loader=name, args=loader.args, because=because, seconds=seconds, stage=stage, source=loader.source)
+    others = {n: _not_chosen(n, version, place, gpus, packages) for n in OPTIONAL if n != name}
+    return LoadAdvice(loader=name, args=loader.args, because=because, seconds=seconds, stage=stage, source=loader.source, others=others)
+
+
+def _not_chosen(name: str, version: str | None, place: Place, gpus: int, packages: Mapping[str, str] | None) -> str:
+    """Why another loader is not the advice."""
+    loader, disk = loaders()[name], place.read_bytes_per_second
+    if version is None:
+        return f"from vLLM {loader.since} on; which release will read the files is not known"
+    if not _has(version, name):
+        return f"from vLLM {loader.since} on"
+    if name == "sharded_state":
+        return "each rank reads its own part alone, after a save with the same tensor_parallel_size"
+    if name == "runai_streamer" and place.kind not in NETWORK | SLOW_MAPS:
+        return "streams from object storage and shares; on a local disk not faster than the default"
+    if place.kind in MEMORY:
+        return "the files are in memory already"
+    if name != "runai_streamer" and disk is not None and disk <= loaders()["default"].rate[1]:
+        return "the disk is the limit, not the loader"
+    if name != "runai_streamer" and not gpus:
+        return "for NVIDIA GPUs, and none was found"
+    if packages is not None and loader.package not in packages:
+        return f"not installed: {loader.package}"
+    return "not faster here than what is chosen"
 
 
 def load_seconds(loader: Loader, place: Place, weight_bytes: int | None) -> Figure:
@@ -102,14 +134,21 @@ def _choose(
             return "auto-prefetch", f"vLLM itself prefetches from {place.kind} when the checkpoint fits into 90 % of the memory", False
         if _has(version, "eager"):
             return "eager", f"memory-mapped reads over {place.kind} are small and random; whole files are not", not fits
-        return "default", f"this release has no strategy for {place.kind}", True
+        return *_old_release(version, place, packages), True
     if place.kind in SLOW_MAPS:
         if fits and _has(version, "prefetch"):
             return "prefetch", f"memory-mapped reads are slow on {place.kind}, and vLLM does not prefetch there by itself", False
         if _has(version, "eager"):
             return "eager", f"memory-mapped reads are slow on {place.kind}", True
-        return "default", f"this release has no strategy for {place.kind}", True
+        return *_old_release(version, place, packages), True
     return *_local(version, place, gpus, packages), False
+
+
+def _old_release(version: str | None, place: Place, packages: Mapping[str, str]) -> tuple[str, str]:
+    """Before there was `--safetensors-load-strategy`."""
+    if _has(version, "runai_streamer") and loaders()["runai_streamer"].package in packages:
+        return "runai_streamer", f"this release has no strategy for {place.kind}, and the streamer reads whole pieces in parallel"
+    return "default", f"this release has no strategy for {place.kind}"
 
 
 def _local(version: str | None, place: Place, gpus: int, packages: Mapping[str, str]) -> tuple[str, str]:

@@ -259,6 +259,24 @@ class TestAdvice:
     def test_vllm_does_not_prefetch_from_9p_by_itself(self) -> None:
         assert self.of("9p").args == ["--safetensors-load-strategy", "prefetch"]
 
+    def test_every_loader_has_its_reason(self) -> None:
+        others = self.of("disk", rate=2e9, gpus=8, packages={}).others
+        assert set(others) == {"fastsafetensors", "instanttensor", "runai_streamer", "sharded_state"}
+        assert others["instanttensor"] == "the disk is the limit, not the loader"
+        fast = self.of("disk", rate=2e10, gpus=8, packages={"fastsafetensors": "1"})
+        assert fast.loader == "fastsafetensors"
+        assert fast.others["instanttensor"] == "not installed: instanttensor"
+        assert self.of("disk", "0.8.0", rate=2e10, gpus=8).others["fastsafetensors"] == "from vLLM 0.9 on"
+        assert self.of("disk", rate=2e10).others["instanttensor"] == "for NVIDIA GPUs, and none was found"
+        assert "not known" in self.of("disk", None).others["sharded_state"]
+
+    def test_a_streamer_for_releases_without_a_strategy(self) -> None:
+        advice = self.of("nfs", "0.8.5", packages={"runai-model-streamer": "1"})
+        assert (advice.args, advice.stage) == (["--load-format", "runai_streamer"], True)
+
+    def test_files_that_were_saved_per_rank(self) -> None:
+        assert self.of("disk", per_rank=True).args == ["--load-format", "sharded_state"]
+
     def test_llamacpp_reads_through_a_network(self) -> None:
         assert advise("llamacpp", None, Place(kind="nfs"), weight_bytes=1 << 30).args == ["--no-mmap"]
         assert advise("llamacpp", None, Place(kind="disk"), weight_bytes=1 << 30).args == []
