@@ -1,7 +1,7 @@
 """The healing loop: failure -> diagnosis -> remedy -> constraint -> plan again. Never the same plan twice, every step on record."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -10,17 +10,24 @@ from firstlight.app import flow
 from firstlight.app.ending import supervisor_ended
 from firstlight.app.knowledge import asked, learn
 from firstlight.app.session import Session
-from firstlight.app.stages.watching import EngineFailed
+from firstlight.app.stages.failing import EngineFailed
 from firstlight.app.stages.yielding import yielded
 from firstlight.app.steps import Step
 from firstlight.app.story import tell
 from firstlight.core.diagnosis import Diagnosis, Remedy, Safety
 from firstlight.core.errors import FirstlightError
 from firstlight.core.ids import digest
-from firstlight.core.plan import Constraint
+from firstlight.core.intent import Pins
+from firstlight.core.plan import Constraint, PlanSet
+from firstlight.core.units import GIB
 
 ATTEMPT = ("overlay", "launch", "watch")
 SWEEP_SECONDS = 30.0
+
+PINS = frozenset(f.name for f in msgspec.structs.fields(Pins))
+ALTERING = frozenset({"quantization", "trust_remote_code", "hf_overrides", "revision", "tokenizer", "chat_template", "speculative_config"})
+# Values that keep the model's own precision; anything else rounds.
+PLAIN = {"kv_cache_dtype": ("auto", "bfloat16", "float16", "None"), "dtype": ("auto", "bfloat16", "float32", "None")}
 
 ANOTHER_PORT = Remedy(change={"port": None}, safety=Safety.SAFE, because="nobody asked for this port, and another is as good")
 
@@ -86,13 +93,29 @@ def choose(session: Session, diagnosis: Diagnosis) -> Remedy | None:
     if diagnosis.cause is not None and diagnosis.cause.code == "port-in-use" and session.intent.port is None:
         return ANOTHER_PORT
     for remedy in diagnosis.remedies:
-        if not remedy.change or remedy.safety is Safety.NEVER:
+        if not remedy.change or remedy.safety is Safety.NEVER or not believed(remedy, diagnosis.facts, session.plan_set):
             continue
-        if remedy.safety is Safety.SAFE:
+        if remedy.safety is Safety.SAFE and not touches_quality(remedy):
             return remedy
         if session.consent.given(consent_name(remedy), f"Change {_words(remedy.change)}?", evidence=(remedy.because,)):
             return remedy
     return None
+
+
+def believed(remedy: Remedy, facts: Mapping[str, Any], plan_set: PlanSet | None) -> bool:
+    """Engines advise a larger share of the GPU whenever memory is short: no remedy where the share gains less than what is missing."""
+    new, old = (remedy.change or {}).get("gpu_memory_utilization"), facts.get("gpu_memory_utilization")
+    best = plan_set.best if plan_set else None
+    if new is None or old is None or new <= old or best is None or best.per_gpu is None or best.per_gpu.total.mid is None:
+        return True
+    missing = facts["kv_needed_gib"] - facts["kv_available_gib"] if "kv_needed_gib" in facts else -facts.get("kv_cache_gib", 0.0)
+    return bool((new - old) * best.per_gpu.total.mid / GIB > missing)
+
+
+def touches_quality(remedy: Remedy) -> bool:
+    """Whether the change can alter answers or let foreign code run: then it needs a yes, whatever its rule says."""
+    change = {k.lstrip("-").replace("-", "_"): str(v) for k, v in (remedy.change or {}).items()}
+    return bool(ALTERING & change.keys()) or any(change.get(k, "auto") not in plain for k, plain in PLAIN.items())
 
 
 def consent_name(remedy: Remedy) -> str:
@@ -101,8 +124,20 @@ def consent_name(remedy: Remedy) -> str:
 
 
 def constraints_of(diagnosis: Diagnosis, remedy: Remedy) -> list[Constraint]:
+    """What the remedy changes, as the planner takes it: fields of Pins, the engine's flags, `env.NAME`."""
     source = diagnosis.cause.code if diagnosis.cause else "unknown"
-    return [Constraint(field=k, op="==", value=v, because=remedy.because, source=source) for k, v in (remedy.change or {}).items()]
+    pairs = [_constrained(name, value) for name, value in (remedy.change or {}).items()]
+    return [Constraint(field=field, op="==", value=value, because=remedy.because, source=source) for field, value in pairs]
+
+
+def _constrained(name: str, value: Any) -> tuple[str, Any]:
+    """A variable of the environment has a name in capitals; a flag of the engine's own is taken back by its `no-`."""
+    if name.isupper():
+        return f"env.{name}", value
+    plain = {"bind": "host"}.get(name, name.lstrip("-").replace("-", "_"))
+    if plain == "host":
+        return plain, value
+    return (f"no_{plain}", True) if value is False and plain not in PINS else (name, value)
 
 
 async def _plan_again(session: Session, constraints: Sequence[Constraint], seen: set[str], failure: EngineFailed) -> None:

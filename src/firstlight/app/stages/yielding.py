@@ -9,9 +9,11 @@ from firstlight.core.plan import Constraint
 
 
 def yielded(intent: Intent, constraints: Sequence[Constraint]) -> Intent:
-    """The intent without what a remedy replaces: flags after `--` would win over the plan's own."""
+    """The intent without what a remedy replaces: flags after `--` and variables of `--env` would win over the plan's own."""
     fields = {c.field.lstrip("-").replace("-", "_") for c in constraints}
-    return msgspec.structs.replace(intent, extra_args=without_flags(intent.extra_args, fields))
+    names = {c.field.removeprefix("env.") for c in constraints if c.field.startswith("env.")}
+    env = {name: value for name, value in intent.env.items() if name not in names}
+    return msgspec.structs.replace(intent, extra_args=without_flags(intent.extra_args, fields), env=env)
 
 
 def without_flags(args: Sequence[str], fields: set[str]) -> list[str]:
