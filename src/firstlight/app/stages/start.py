@@ -15,6 +15,7 @@ from firstlight.app.restarts import before_restart
 from firstlight.app.session import Session
 from firstlight.app.stages.ports import choosing, free_port
 from firstlight.app.store import RunFolder
+from firstlight.app.visible import on_gpus
 from firstlight.catalog.presets import find_preset
 from firstlight.core.errors import Exit, FirstlightError
 from firstlight.core.fetch import Fetched, FetchProgress
@@ -220,6 +221,7 @@ def make_launch(session: Session) -> LaunchSpec:
     )
     if session.machine is None:
         return spec
+    spec = on_gpus(spec, session.machine, session.intent)
     root = f"{places_of(session.host).cache}/compile"
     return with_caches(spec, session.install, session.machine, host=session.host, root=root, make=not session.options.dry_run)
 
