@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
+from firstlight.app.log_text import is_packed, log_pieces, stdin_pieces
 from firstlight.core.checkpoint import Checkpoint
 from firstlight.core.errors import Exit, HostError, InputError
 from firstlight.core.machine import EngineInstall
@@ -53,6 +54,8 @@ def find_target(name: str) -> Target:
         return Target(name="stdin", path=None, live=True)
     if os.path.isfile(name):
         return Target(name=Path(name).name, path=str(Path(name).absolute()))
+    if Path(name).is_dir():
+        raise InputError("log-not-found", f"{name} is a folder", hint="name the log file in it")
     if "/" in name or name.endswith((".log", ".txt")):
         raise InputError("log-not-found", f"there is no log {name}", hint="name a log file, a run, or - for standard input")
     store = RunStore()
@@ -100,6 +103,8 @@ def _sampler(host: Host, pid: int | None) -> Sampler | None:
 def _finished(host: Host, path: str) -> bool:
     """A file that nobody has written for a minute is read and not followed."""
     found = host.stat(path)
+    if host.is_local and is_packed(path):
+        return True
     return found is None or time.time() - (found.modified or 0.0) > 60
 
 
@@ -115,14 +120,13 @@ def replay_file(log: EngineLog, target: Target, take: Take) -> None:
 def file_chunks(target: Target) -> Iterator[bytes]:
     """A file (or standard input) in pieces: constant memory, whatever its size. Raises InputError `log-unreadable`."""
     if target.path is None:
-        yield from iter(lambda: os.read(sys.stdin.fileno(), CHUNK), b"")
+        yield from stdin_pieces(sys.stdin.fileno())
         return
     if target.host != "local":
         yield from _pieces_there(open_patient_host(target.host), target.path)
         return
     try:
-        with open(target.path, "rb") as f:
-            yield from iter(lambda: f.read(CHUNK), b"")
+        yield from log_pieces(target.path)
     except OSError as e:
         raise InputError("log-unreadable", f"{target.path} cannot be read", evidence=(str(e.strerror),)) from None
 

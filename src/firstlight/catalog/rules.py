@@ -215,9 +215,15 @@ class Gate:
         self._all = [(p, r) for r in rules for p in r.match]
         self._literals = [(p.literal.encode() if p.literal else b"", p, r) for p, r in self._all]
         self._open = self._all
+        self._block: bytes | None = None
 
     def look(self, block: bytes) -> None:
+        """What the next lines are of; it is looked through when the first of them asks."""
+        self._block = block
+
+    def _looked(self, block: bytes) -> None:
         """Keeps the patterns whose literal is in the block; escapes and JSON may hide one, so that there all are kept."""
+        self._block = None
         if b"\x1b" in block or block[:1] == b"{" or b"\n{" in block:
             self._open = self._all
         else:
@@ -225,6 +231,8 @@ class Gate:
 
     def find(self, text: str) -> Rule | None:
         """The first rule that matches a line of the block that was looked at."""
+        if self._block is not None:
+            self._looked(self._block)
         for p, rule in self._open:
             if p.search(text) and not any(u.search(text) for u in rule.unless):
                 return rule

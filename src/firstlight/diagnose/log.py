@@ -32,6 +32,8 @@ _NATIVE = re.compile(
     r"(?:ggml|gguf|llama|clip|mtmd|common|sycl|vk|hip)\w*:? [^\n]*\b(?:error|fail(?:ed|ure)|fatal|abort|exception)\b"
     r"|(?:fatal|FATAL|terminate called|Native API failed|[Ee]xception|[Ee]rror)\b[^\n]*:",
 )
+_ACCESS = " HTTP/1."
+_CHATTER = ("loggers.py:", "logger.py:", "metrics.py:", "async_llm.py:")  # what a server says of every request and every ten seconds
 _ANSWERED = re.compile(r'"(?:GET|POST) /\S* HTTP/1\.\d" \d{3}')
 _FRAME = re.compile(r'Traceback|\s*(?:File "|\^|~)|\s{4,}\S')
 
@@ -89,6 +91,7 @@ class LogReader:
         self._missing = {id(p): p for r in self.rules for p in (*r.with_log, *r.unless_log)}
         self._informing = Gate(r for r in self.rules if r.info and r.role != "benign")
         self._benign = Gate(r for r in self.rules if r.role == "benign")
+        self._on_plain = Gate(r for r in self.rules if r.role != "benign" and (r.role != "cause" or r.info))
 
     def feed(self, chunk: bytes) -> None:
         self._pieces(self._splitter.feed(chunk))
@@ -120,6 +123,7 @@ class LogReader:
     def _pieces(self, pieces: list[tuple[int, str]]) -> None:
         self._benign.look(self._splitter.block)
         self._informing.look(self._splitter.block)
+        self._on_plain.look(self._splitter.block)
         self._look_for_context(self._splitter.block)
         if self._indent is None and pieces:
             self._indent = common_indent([raw for _, raw in pieces[:200]])
@@ -141,8 +145,16 @@ class LogReader:
     def _line(self, line: Line) -> None:
         self.lines = line.number
         text = line.text
-        if self.answer_line is None and self.ready_line is None and line.level == "INFO" and _ANSWERED.search(text):
-            self.answer_line = line.number
+        if line.level == "INFO" and _ACCESS in text and _ANSWERED.search(text):
+            self.answer_line = line.number if self.answer_line is None else self.answer_line
+            return
+        if (
+            line.level == "INFO"
+            and line.source is not None
+            and line.source.startswith(_CHATTER)
+            and self.phases.get(line.worker) == "serving"
+        ):
+            return
         quiet = line.level in _QUIET and not text.startswith("Traceback")
         if self._milestone(line) or quiet:
             if quiet:
@@ -255,8 +267,10 @@ class LogReader:
         return [m for m in found if m.rule.role != "wrapper"] + [m for m in inner if m.rule.role != "wrapper"]
 
     def _matches_of(self, unit: Unit) -> list[Match]:
-        found = []
+        found: list[Match] = []
         plain = unit.kind == "line" and unit.logged is None and not _TROUBLE.search(unit.text)
+        if plain and (unit.text.count("\ufffd") * 4 > len(unit.text) or self._on_plain.find(unit.text) is None):
+            return found
         for rule in self.rules:
             if rule.role == "benign" or (plain and rule.role == "cause" and not rule.info):
                 continue

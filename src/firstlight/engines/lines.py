@@ -259,7 +259,7 @@ def _unwrapped(raw: str) -> str:
     """A line wrapped as JSON by a container runtime or by a JSON logging configuration, as the engine would have printed it."""
     try:
         record = msgspec.json.decode(raw)
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, RecursionError):
         return raw
     if not isinstance(record, dict):
         return raw
