@@ -126,6 +126,7 @@ def _show_point(p: BenchPoint) -> None:
     failed = f"  {p.failed} failed" if p.failed else ""
     more = [f"goodput {p.goodput:.2f} req/s"] if p.goodput is not None else []
     more += [f"{p.preemptions} preemptions"] if p.preemptions else []
+    more += [f"engine's own TPOT {ms(p.engine_tpot_p50)}"] if p.engine_tpot_p50 is not None else []
     more += [f"KV {p.kv_cache_usage:.0%}"] if p.kv_cache_usage is not None else []
     click.echo(
         f"{p.concurrency:5} {p.requests:8} {ms(p.ttft.p50):>9} {ms(p.ttft.p99):>8} {ms(p.tpot.p50):>9} {ms(p.itl.p99):>8} "

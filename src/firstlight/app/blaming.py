@@ -5,7 +5,7 @@
 
 import asyncio
 import dataclasses
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from pathlib import Path
 
 import msgspec
@@ -16,7 +16,7 @@ from firstlight.app.stages.yielding import yielded
 from firstlight.core.errors import FirstlightError
 from firstlight.core.run import Endpoint
 from firstlight.core.verdict import Verdict
-from firstlight.launch.client import Options, SupervisorClient
+from firstlight.launch.client import Options, SupervisorClient, SupervisorEvent
 from firstlight.launch.client import start as start_supervisor
 from firstlight.verify.blame import Knob, find_culprit
 from firstlight.verify.claimed import claims_for
@@ -54,7 +54,8 @@ class Trials:
     def __init__(self, session: Session, ask: Asking | None = None) -> None:
         self.session = session
         self.client: SupervisorClient | None = None
-        self.count = 0
+        self.count = _trials_before(session)
+        self._events: Iterator[SupervisorEvent] | None = None
         self._ask = ask or verify
 
     async def relaunch(self, knob: Knob) -> Endpoint | None:
@@ -80,7 +81,8 @@ class Trials:
         self.client = await asyncio.to_thread(
             start_supervisor, self.session.host, folder=str(folder), spec=trial.launch, options=Options(held=True), run=run
         )
-        if not await asyncio.to_thread(becomes_ready, self.client):
+        self._events = self.client.events(hold=True)  # kept: the trial lives for as long as somebody reads
+        if not await asyncio.to_thread(becomes_ready, self._events):
             raise FirstlightError("trial-did-not-start", "the engine ended before it was ready", evidence=(f"{folder}/engine.log",))
 
     async def ask(self, endpoint: Endpoint, checks: Sequence[str]) -> Verdict:
@@ -92,7 +94,13 @@ class Trials:
     async def end(self) -> None:
         if self.client is not None:
             await asyncio.to_thread(self.client.stop)
-            self.client = None
+            self.client = self._events = None
+
+
+def _trials_before(session: Session) -> int:
+    """Trials of an earlier blame keep their folders, and their events are not taken for those of a new one."""
+    folder = session.folder
+    return len(list((folder.path / "blame").glob("[0-9]*"))) if folder else 0
 
 
 def _flags(argv: list[str]) -> list[str]:
@@ -100,8 +108,9 @@ def _flags(argv: list[str]) -> list[str]:
     return [w for i, w in enumerate(argv) if "--port" not in (w, argv[i - 1] if i else "")]
 
 
-def becomes_ready(client: SupervisorClient) -> bool:
-    for event in client.events(hold=True):
+def becomes_ready(events: Iterator[SupervisorEvent]) -> bool:
+    """Reads on until the engine is ready or over; the reader is left open where it stands."""
+    while (event := next(events, None)) is not None:
         if event.kind in ("ready", "died", "failed", "ended"):
             return event.kind == "ready"
     return False

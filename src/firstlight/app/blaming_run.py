@@ -126,6 +126,6 @@ async def _as_before(session: Session, folder: RunFolder, trials: Trials, state:
     )
     status = await asyncio.to_thread(client.status)
     folder.update(supervisor=status.supervisor, engine_process=status.engine)
-    ready = await asyncio.to_thread(becomes_ready, client)
+    ready = await asyncio.to_thread(becomes_ready, client.events())
     folder.update(state=state if ready else RunState.FAILED)
     say(f"{session.name} serves again as before" if ready else f"{session.name} did not start again: firstlight logs {session.name}")

@@ -37,16 +37,26 @@ class Usage(Struct):
     completion_tokens: int = 0
 
 
+class Timings(Struct):
+    """What llama.cpp writes into the last chunk: its own clock over the decoded tokens, milliseconds."""
+
+    predicted_n: int = 0
+    predicted_ms: float = 0.0
+    prompt_ms: float = 0.0
+
+
 class Chunk(Struct):
     choices: list[Choice] = []
     usage: Usage | None = None
     error: msgspec.Raw | None = None
+    timings: Timings | None = None
 
 
 class Record(Struct, kw_only=True):
     """One request. started, finished and times are seconds of the same monotonic clock; times: one a chunk with text.
 
     output_tokens: from the server's usage. error: what went wrong, in which case the request counts as failed.
+    timings: the engine's own, where it gives them with the answer.
     """
 
     started: float
@@ -56,6 +66,7 @@ class Record(Struct, kw_only=True):
     output_tokens: int | None = None
     finish_reason: str | None = None
     error: str | None = None
+    timings: Timings | None = None
 
 
 class Target(Struct, frozen=True):
@@ -221,6 +232,8 @@ class _Reader(asyncio.Protocol):
             record.error = bytes(chunk.error).decode(errors="replace")[:200]
         if chunk.usage is not None:
             record.prompt_tokens, record.output_tokens = chunk.usage.prompt_tokens, chunk.usage.completion_tokens
+        if chunk.timings is not None:
+            record.timings = chunk.timings
         for choice in chunk.choices:
             delta = choice.delta
             if choice.text or (delta and (delta.content or delta.reasoning_content or delta.reasoning)):

@@ -43,6 +43,12 @@ def tpot(r: Record) -> float | None:
     return (r.times[-1] - r.times[0]) / (tokens - 1) if len(r.times) > 1 and tokens > 1 else None
 
 
+def engine_tpot(r: Record) -> float | None:
+    """The same by the engine's own clock. llama.cpp starts it at the first token, so n tokens are n - 1 steps."""
+    t = r.timings
+    return t.predicted_ms / 1000 / (t.predicted_n - 1) if t is not None and t.predicted_n > 1 and t.predicted_ms > 0 else None
+
+
 def e2el(r: Record) -> float:
     """End to end: until the last chunk with text, or the end of the reply when there was none."""
     return (r.times[-1] if r.times else r.finished) - r.started
@@ -78,6 +84,7 @@ def point(
         tpot=percentiles([v for r in done if (v := tpot(r)) is not None]),
         itl=percentiles([v for r in done for v in itl(r)]),
         e2el=percentiles([e2el(r) for r in done]),
+        engine_tpot_p50=percentile([v for r in done if (v := engine_tpot(r)) is not None], 0.5),
         tokens_per_second_total=output / seconds if seconds else None,
         tokens_per_second_per_user=1 / per_user if per_user else None,
         goodput=sum(good(r, slo) for r in records) / seconds if slo and seconds else None,

@@ -31,15 +31,17 @@ def run_vllm_bench(
     force: bool = False,
     api_key: str | None = None,
     requests: int | None = None,
+    only: int | None = None,
 ) -> BenchReport:
     """One run of `vllm bench serve` a concurrency. python: of the environment that has vLLM; tokenizer: the model's folder.
+    only: this level instead of the sweep.
 
     Raises FirstlightError `vllm-bench-failed` with the tool's last lines.
     """
     refuse_incoherent(verdict, force)
     chosen, started = profile_named(profile), time.perf_counter()
     points = []
-    for level in levels(concurrency or chosen.concurrency):
+    for level in [only] if only else levels(concurrency or chosen.concurrency):
         count = requests or level * REQUESTS_PER_USER
         points.append(read_result(_run(endpoint, python, tokenizer, chosen, level, count, api_key), level))
     single = next((p for p in points if p.concurrency == 1), None)

@@ -50,7 +50,7 @@ class Percentiles(Struct, frozen=True, kw_only=True):
 
 
 class BenchPoint(Struct, frozen=True, kw_only=True):
-    """One concurrency level. Rates in tokens per second."""
+    """One concurrency level. Rates in tokens per second. engine_tpot_p50: seconds by the engine's own clock, where it tells (llama.cpp)."""
 
     concurrency: int
     requests: int
@@ -67,6 +67,7 @@ class BenchPoint(Struct, frozen=True, kw_only=True):
     goodput: float | None = None
     preemptions: int | None = None
     kv_cache_usage: float | None = None
+    engine_tpot_p50: float | None = None
 
 
 class Promise(Struct, frozen=True, kw_only=True):

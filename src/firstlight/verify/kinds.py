@@ -1,6 +1,7 @@
 """Embedding and reward models: their own checks, since they answer with numbers."""
 
 import math
+from typing import Any
 
 from firstlight.verify.answers import error_text
 from firstlight.verify.session import Outcome, Session
@@ -86,7 +87,7 @@ async def _score(session: Session, question: str, reply: str) -> float | None:
     messages = [{"role": "user", "content": question}, {"role": "assistant", "content": reply}]
     status, body = await session.api.post("/pooling", {"model": session.api.model, "messages": messages}, root=True)
     scores = read(body, WireScores)
-    value = scores.data[0].data if status == 200 and not isinstance(scores, str) and scores.data else None
+    value: Any = scores.data[0].data if status == 200 and not isinstance(scores, str) and scores.data else None
     while isinstance(value, list):
         value = value[-1] if value else None
-    return value
+    return None if value is None else float(value)

@@ -43,14 +43,20 @@ class Outcome(Struct, frozen=True, kw_only=True):
 
 
 class Session:
-    """One verification. has_chat, has_completions, thinking: learned while asking; None until known."""
+    """One verification. has_chat, has_completions, thinking: learned while asking; None until known.
 
-    def __init__(self, api: Api, endpoint: Endpoint, claims: Claims, *, parallel: int = 4, deadline: float = math.inf) -> None:
+    thorough: the full profile, which may ask for more.
+    """
+
+    def __init__(
+        self, api: Api, endpoint: Endpoint, claims: Claims, *, parallel: int = 4, deadline: float = math.inf, thorough: bool = False
+    ) -> None:
         self.api = api
         self.endpoint = endpoint
         self.claims = claims
         self.parallel = parallel
         self.deadline = deadline
+        self.thorough = thorough
         self.engine = endpoint.engine
         self.engine_version = endpoint.engine_version
         self.max_model_len = endpoint.max_model_len

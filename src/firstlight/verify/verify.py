@@ -72,7 +72,8 @@ REQUEST_SECONDS = {"quick": 90.0, "full": 240.0}
 KINDS = ("chat", "base", "embedding", "reward")
 SEES = [
     "noise, floods, loops, broken tokenizers, templates of another family, weights scaled, swapped, zeroed or permuted at large",
-    "decoding that parts from reading, caches and batches that change answers, answers crossed between requests, stalls, wrong counts",
+    "decoding that parts from reading within its first 64 tokens (full: 256), caches and batches that change answers",
+    "answers crossed between requests, stalls, wrong counts",
 ]
 CANNOT_SEE = [
     "mild damage (one layer, a scale off by percents): compare with a trusted run, `firstlight verify --against FILE`",
@@ -110,7 +111,8 @@ async def verify(
     key = api_key or key_of(endpoint)
     api = Api(endpoint.base_url, endpoint.model, api_key=key, request_seconds=REQUEST_SECONDS[profile], varied=varied)
     deadline = started + (BUDGET_SECONDS[profile] if budget_seconds is None else budget_seconds)
-    session = Session(api, endpoint, claimed, parallel=parallel or PARALLEL[profile], deadline=deadline)
+    many, thorough = parallel or PARALLEL[profile], profile == "full"
+    session = Session(api, endpoint, claimed, parallel=many, deadline=deadline, thorough=thorough)
     results: list[CheckResult] = []
     try:
         for check in chosen:

@@ -4,7 +4,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from firstlight.app.benching import slo_of
@@ -22,6 +22,7 @@ from firstlight.core.run import Endpoint
 from firstlight.core.verdict import BenchPoint, BenchReport, CheckResult, Percentiles, Verdict
 
 
+@settings(deadline=None)
 @given(st.lists(st.floats(0, 1e6), min_size=1, max_size=60), st.sampled_from([0.5, 0.9, 0.99]))
 def test_percentiles_are_numpys(values: list[float], share: float) -> None:
     assert percentile(values, share) == pytest.approx(float(np.percentile(values, share * 100)), rel=1e-9, abs=1e-9)

@@ -1,5 +1,6 @@
 """The pure parts: statistics, answers, references, claims, blame."""
 
+import asyncio
 import json
 import math
 import struct
@@ -7,7 +8,7 @@ import zlib
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from firstlight.catalog.deviations import deviations, known_deviation
@@ -16,10 +17,11 @@ from firstlight.core.errors import EngineError
 from firstlight.core.reference import Reference, ReferenceRow
 from firstlight.core.run import Endpoint
 from firstlight.core.verdict import CheckResult, Verdict
-from firstlight.verify.answers import Answer, AnswerBuilder, TokenRow, answer_from_body, token_rows
-from firstlight.verify.blame import Knob, find_culprit, suspects
+from firstlight.verify.answers import Answer, AnswerBuilder, NoAnswer, TokenRow, answer_from_body, token_rows
+from firstlight.verify.blame import Knob, Variation, by_request, find_culprit, not_restarted, suspects
 from firstlight.verify.claimed import claims_for
 from firstlight.verify.claims import call_fault, parser_for, schema_fault
+from firstlight.verify.client import Api, Varied
 from firstlight.verify.contract import near_tie
 from firstlight.verify.kinds import cosine, judge_vectors
 from firstlight.verify.long_context import Probe
@@ -28,6 +30,7 @@ from firstlight.verify.numerics import row_distance
 from firstlight.verify.picture import COLOURS, digits_on
 from firstlight.verify.probes import continuations, facts
 from firstlight.verify.reference import distance, divergence, judge, prompts
+from firstlight.verify.session import Claims, Session
 from firstlight.verify.statistics import character_entropy, cycle_share, flood, longest_run
 from firstlight.verify.verify import CHECKS
 from firstlight.verify.wire import WireLogprobs
@@ -82,6 +85,7 @@ def test_both_published_logprob_shapes_give_the_same_rows() -> None:
     assert math.isnan(token_rows(WireLogprobs(tokens=["x"], token_logprobs=[None]))[0].logprob)
 
 
+@settings(deadline=None)
 @given(st.text(min_size=1, max_size=40), st.data())
 def test_a_stream_cut_anywhere_is_put_together_again(text: str, data: st.DataObject) -> None:
     cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=5)))
@@ -280,6 +284,66 @@ async def test_blame_stops_when_its_time_is_over() -> None:
     found = await find_culprit(verdict(known_answers=False), never, never, engine="vllm", budget_seconds=0)  # type: ignore[arg-type]
     assert len(found) == 1
     assert "budget" in found[0].evidence[0]
+
+
+async def test_what_could_not_be_asked_again_is_not_cured() -> None:
+    async def relaunch(knob: Knob) -> Endpoint | None:
+        return HERE
+
+    async def silent(endpoint: Endpoint, checks: object) -> Verdict:
+        skipped = CheckResult(name="known-answers", group="coherence", passed=False, skipped=True, note="not asked: models got no answer")
+        return Verdict(passed=False, endpoint="e", checks=[skipped])
+
+    found = await find_culprit(verdict(known_answers=False), relaunch, silent, engine="vllm")
+    assert found
+    assert not any(b.culprit for b in found)
+
+
+async def test_what_one_request_can_change_is_tried_and_the_rest_is_named() -> None:
+    tried: list[str] = []
+
+    async def ask(variation: Variation, checks: object) -> Verdict:
+        tried.append(variation.name)
+        return verdict(known_answers=variation.varied.salt is not None)
+
+    found = await by_request(verdict(known_answers=False), ask, engine="vllm")
+    assert tried == ["batching", "prefix-cache"]
+    assert [(b.knob, b.culprit) for b in found] == [("batching", False), ("prefix-cache", True)]
+    assert await by_request(verdict(usage=False), ask, engine="vllm") == []
+    assert [b.knob for b in await by_request(verdict(parallel=False), ask, engine=None)] == ["batching"]
+    assert "each needs a start: eager" in not_restarted(["eager"], "not ours").evidence[1]
+
+
+def test_a_varied_request_differs_only_by_what_it_says() -> None:
+    assert Varied().body({"prompt": "x"}) == {"prompt": "x"}
+    assert Varied(fields={"cache_prompt": False}).body({"prompt": "x"}) == {"prompt": "x", "cache_prompt": False}
+    salted = [Varied(salt="cache_salt").body({})["cache_salt"] for _ in range(2)]
+    assert salted[0] != salted[1]
+
+
+def test_a_row_that_holds_no_logprobs_is_infinitely_far() -> None:
+    good = ReferenceRow(prompt_tokens=1, tokens=["a"], logprobs=[-0.1])
+    for bad in (math.nan, math.inf, -math.inf, 5.0):
+        wrong = ReferenceRow(prompt_tokens=1, tokens=["a"], logprobs=[bad])
+        assert divergence(good, wrong) == divergence(wrong, good) == math.inf
+
+
+async def test_the_first_of_many_that_fails_ends_them_all() -> None:
+    session = Session(Api("http://127.0.0.1:1/v1", "m"), HERE, Claims(), parallel=2)
+    ended: list[int] = []
+
+    async def job(i: int) -> int:
+        try:
+            await asyncio.sleep(0 if i == 1 else 30)
+        finally:
+            ended.append(i)
+        raise NoAnswer("stall", f"job {i}")
+
+    with pytest.raises(NoAnswer, match="job 1"):
+        await session.together(job(i) for i in range(5))
+    await session.api.close()
+    assert ended[0] == 1
+    assert not {3, 4} & set(ended)
 
 
 def test_suspects_depend_on_what_failed() -> None:
