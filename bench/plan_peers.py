@@ -11,13 +11,14 @@ import struct
 import subprocess
 import tempfile
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from plan_models import checkpoint, raw_config
 from server import Hub
 
-from firstlight.core.checkpoint import Checkpoint
+from firstlight.core.checkpoint import Checkpoint, QuantSpec
 from firstlight.plan.numbers import experts_of
 from firstlight.plan.resident import ELEMENT_BYTES
 
@@ -59,6 +60,16 @@ httpx2.AsyncHTTPTransport.handle_async_request = local
 sys.argv = ["hf-mem", *sys.argv[2:]]
 from hf_mem.cli import main
 sys.exit(main())
+"""
+# One process for all questions: its tables take seconds to load.
+AICONFIGURATOR = """
+import contextlib, io, json, sys
+from aiconfigurator.main import main
+for line in sys.stdin:
+    sys.argv, said = ["aiconfigurator", *json.loads(line)], io.StringIO()
+    with contextlib.suppress(SystemExit, Exception), contextlib.redirect_stdout(said):
+        main()
+    print(json.dumps(said.getvalue()), file=sys.__stdout__, flush=True)
 """
 Row = dict[str, Any]
 
@@ -116,6 +127,9 @@ def ask_all(venvs: list[Path], rows: dict[str, list[Row]]) -> dict[str, dict[str
                 if not folder.exists():
                     write_folder(checkpoint(row["model"]), raw_config(row["model"]), folder, headers=headers)
                 for name, venv in homes.items():
+                    if row.get("pp", 1) > 1:  # none of them is asked about pipeline stages
+                        said[name][kind].append(Said())
+                        continue
                     question = Asked(venv, row, hub.url, repo, folder)
                     key = f"{name} {repo} {row['tp']} {row['gpu']} {question.total} {question.utilization} {question.context}"
                     if key not in known:
@@ -131,7 +145,7 @@ def write_folder(model: Checkpoint, raw: Row | None, folder: Path, *, headers: b
     if raw is None:
         config["architectures"] = model.architectures or [ARCHITECTURES.get(config["model_type"], "Unknown")]
         if model.quantization:
-            config["quantization_config"] = {"quant_method": model.quantization.method, "ignore": model.quantization.ignore}
+            config["quantization_config"] = _quantization(model.quantization)
     (folder / "config.json").write_text(json.dumps(config))
     if not headers:
         return
@@ -148,6 +162,23 @@ def write_folder(model: Checkpoint, raw: Row | None, folder: Path, *, headers: b
     with (folder / "model.safetensors").open("wb") as file:
         file.write(struct.pack("<Q", len(raw_header)) + raw_header)
         file.truncate(8 + len(raw_header) + offset)
+
+
+def _quantization(spec: QuantSpec) -> Row:
+    """As the method's own files say it."""
+    ignored = {"ignore": spec.ignore, "modules_to_not_convert": spec.ignore}
+    if spec.method == "compressed-tensors":
+        number: Row = {"num_bits": 8, "type": "float", "symmetric": True}
+        groups = {
+            "weights": number | {"strategy": "channel", "dynamic": False},
+            "input_activations": number | {"strategy": "token", "dynamic": True},
+        }
+        more: Row = {"format": "float-quantized", "config_groups": {"group_0": {"targets": ["Linear"], **groups}}}
+    elif spec.format == "fp8-block":
+        more = {"activation_scheme": "dynamic", "fmt": "e4m3", "weight_block_size": [128, 128]}
+    else:
+        more = {"quant_algo": "NVFP4"} if spec.format == "nvfp4" else {}
+    return {"quant_method": spec.method, **ignored, **more}
 
 
 def _run(argv: list[str]) -> str:
@@ -209,16 +240,32 @@ def _aiconfigurator(q: Asked) -> Said:
     system = AIC_SYSTEMS.get(q.row["gpu"])
     if system is None:
         return Said()
-    argv = [str(q.venv / "bin" / "aiconfigurator"), "cli", "estimate", "--no-color", "--model-path", str(q.folder), "--system", system]
+    argv = ["cli", "estimate", "--no-color", "--model-path", str(q.folder), "--system", system]
     argv += ["--backend", "vllm", "--estimate-mode", "static", "--isl", "8191", "--osl", "1", "--batch-size", "1"]
     argv += ["--tp-size", str(q.row["tp"]), "--kvcache-quant-mode", "bfloat16", "--detail", "memory"]
     if experts_of(checkpoint(q.row["model"]).config):
         argv += ["--moe-tp-size", str(q.row["tp"]), "--moe-ep-size", "1"]
-    words = [line.split() for line in _run(argv).splitlines()]
+    words = [line.split() for line in _asked_once_more(q.venv, argv).splitlines()]
     parts = {w[0]: float(w[1]) for w in words if len(w) > 2 and w[2] == "GiB" and w[0] in AIC_PARTS}
     if "weights" not in parts:
         return Said()
     return Said(parts["weights"], q.total * q.utilization - sum(v for k, v in parts.items() if k != "kvcache"))
+
+
+@cache
+def _aiconfigurator_process(venv: Path) -> "subprocess.Popen[str]":
+    """Ends when this process does and its stdin closes."""
+    argv = [str(venv / "bin" / "python"), "-W", "ignore", "-c", AICONFIGURATOR]
+    return subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+
+
+def _asked_once_more(venv: Path, argv: list[str]) -> str:
+    process = _aiconfigurator_process(venv)
+    assert process.stdin is not None
+    assert process.stdout is not None
+    process.stdin.write(json.dumps(argv) + "\n")
+    process.stdin.flush()
+    return str(json.loads(process.stdout.readline() or '""'))
 
 
 AIC_PARTS = frozenset({"weights", "kvcache", "activations", "nccl", "others"})

@@ -66,8 +66,11 @@ def weights_row(start: Start) -> Row | None:
 
 
 def kv_row(start: Start) -> Row | None:
-    left = start.result["figures"].get("kv_cache_gib")
-    return None if left is None else common(start) | {"kv_gib": left, "flashinfer": False}
+    figures = start.result["figures"]
+    left, tokens = figures.get("kv_cache_gib"), figures.get("kv_tokens")
+    if left is None:
+        return None
+    return common(start) | {"kv_gib": left, **({"kv_tokens": tokens} if tokens else {}), "flashinfer": False}
 
 
 def merged(rows: list[Row], fresh: list[Row]) -> list[Row]:

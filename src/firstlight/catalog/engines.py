@@ -37,6 +37,7 @@ class MemoryTerms(Struct, frozen=True, kw_only=True):
     state_blocks: int
     cpu_kv_share: dict[str, Any]
     mxfp4_backend: dict[str, str]
+    mxfp4_keeps_scales: bool
     activation_spread: float
     sampler_bytes: float
     sampler_bytes_low: float
@@ -52,6 +53,7 @@ class MemoryTerms(Struct, frozen=True, kw_only=True):
     cuda_graph_per_layer_and_size: float
     cuda_graph_spread: float
     cuda_graph_spread_high: float
+    cuda_graph_state_share: float
 
     def gpu_class(self, cuda_total_bytes: int, name: str) -> str:
         """small | large | huge: which of the engine's batch defaults a GPU gets."""
@@ -93,6 +95,7 @@ def memory_terms(version: str | None, model: ModelKind | None = None, engine: st
         cuda_graph_per_layer_and_size=at(fit["cuda_graph_per_layer_and_size_mib"], release) * MIB,
         cuda_graph_spread=fit["cuda_graph_spread"],
         cuda_graph_spread_high=fit["cuda_graph_spread_high"],
+        cuda_graph_state_share=at(fit["cuda_graph_state_share"], release),
     )
 
 
@@ -121,7 +124,7 @@ def newest(engine: str = "vllm") -> str:
 
 _PLAIN = (
     "gpu_memory_utilization", "max_num_seqs", "max_num_batched_tokens", "cuda_graph_reserve", "kv_cache_memory_bytes", "hybrid_kv_groups",
-    "null_blocks", "concurrent_batches", "quant_block_must_divide", "state_blocks", "mxfp4_backend", "activation_spread", "cpu_kv_share",
+    "null_blocks", "concurrent_batches", "quant_block_must_divide", "state_blocks", "mxfp4_backend", "mxfp4_keeps_scales", "activation_spread", "cpu_kv_share",
 )  # fmt: skip
 
 

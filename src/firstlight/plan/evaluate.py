@@ -11,7 +11,7 @@ from firstlight.core.plan import Candidate, MemoryBudget, RankBudget
 from firstlight.core.units import GIB, gib
 from firstlight.plan.figures import interval, known, unknown
 from firstlight.plan.flags import as_args
-from firstlight.plan.kv import KvPlan, dtype_key, kv_plan, token_bytes
+from firstlight.plan.kv import STATES, KvPlan, dtype_key, kv_plan, token_bytes
 from firstlight.plan.layouts import Layout
 from firstlight.plan.legality import Refusal
 from firstlight.plan.reserve import activation_peak, cuda_graphs, non_torch
@@ -37,7 +37,10 @@ class Choice(Struct, frozen=True, kw_only=True):
 
 
 class Outcome(Struct, frozen=True, kw_only=True):
-    """candidate: as planned; refusal: why it does not fit; missing: bytes short (per GPU), for ranking what failed."""
+    """candidate: as planned; refusal: why it does not fit; missing: bytes short (per GPU), for ranking what failed.
+
+    state_blocks_low: blocks at the interval's low end where states need them and they may be too few; None: no such doubt.
+    """
 
     candidate: Candidate
     refusal: Refusal | None = None
@@ -45,6 +48,7 @@ class Outcome(Struct, frozen=True, kw_only=True):
     capacity: int = 0
     uncertain: bool = False
     seqs_lowered: bool = False
+    state_blocks_low: int | None = None
 
 
 class _Rank(Struct, frozen=True, kw_only=True):
@@ -59,7 +63,7 @@ def evaluate(s: Situation, choice: Choice) -> Outcome:
     wanted = s.wish.max_model_len
     limit = s.checkpoint.max_position_embeddings or wanted or 32768
     stages = s.resident.stages(choice.layout)
-    kv = _kv(s, choice, dtype)
+    kv = kv_of(s, choice, dtype)
     ranks = [_rank(s, choice, stage, len(stages), wanted or limit) for stage in stages]
     binding = min(ranks, key=lambda r: r.pool.mid or 0.0)
     pool = binding.pool
@@ -73,6 +77,7 @@ def evaluate(s: Situation, choice: Choice) -> Outcome:
         missing=missing,
         capacity=kv.capacity(pool.low or 0, length) if length else 0,
         uncertain=refusal is None and not certain,
+        state_blocks_low=few if kv.has_state and (few := kv.blocks(max(pool.low or 0, 0))) < choice.max_num_seqs else None,
     )
 
 
@@ -82,7 +87,8 @@ def _longest_request(kv: KvPlan, pool: Figure, limit: int) -> int:
     return certain if certain >= ROUND_LENGTH // 2 else _round_down(kv.longest(pool.mid or 0, limit))
 
 
-def _kv(s: Situation, choice: Choice, dtype: str) -> KvPlan:
+def kv_of(s: Situation, choice: Choice, dtype: str) -> KvPlan:
+    """Groups, pages and blocks of a choice. dtype: a key of `dtype_key`."""
     return kv_plan(
         s.checkpoint,
         choice.layout,
@@ -99,7 +105,7 @@ def _kv(s: Situation, choice: Choice, dtype: str) -> KvPlan:
 def _rank(s: Situation, choice: Choice, stage: StageWeights, stages: int, length: int) -> _Rank:
     """One stage's budget. A pinned KV size takes the place of what profiling would leave."""
     pins, total = s.wish.pins, s.total_bytes
-    eager = bool(pins.enforce_eager)
+    eager, usable = bool(pins.enforce_eager), math.ceil(total * choice.utilization)
     activation = activation_peak(
         s.checkpoint.config,
         choice.layout,
@@ -118,8 +124,9 @@ def _rank(s: Situation, choice: Choice, stage: StageWeights, stages: int, length
         max_num_seqs=choice.max_num_seqs,
         max_num_batched_tokens=choice.max_num_batched_tokens,
         enforce_eager=eager,
+        usable_bytes=usable,
+        has_states=any(g.kind in STATES for g in s.checkpoint.kv_cache_groups),
     )
-    usable = math.ceil(total * choice.utilization)
     pinned = pins.kv_cache_memory_bytes
     computed = MemoryBudget(
         total=known(total, "what CUDA reports"),
@@ -180,8 +187,9 @@ def _verdict(s: Situation, choice: Choice, kv: KvPlan, pool: Figure, length: int
         longest = kv.longest(mid, s.checkpoint.max_position_embeddings or length)
         why = f"{length:,} tokens need {gib(needed)} of KV cache, {gib(mid)} is there (up to {longest:,} tokens)"
         return Refusal(code="kv-too-small-for-max-len", because=why), needed - mid
-    if kv.has_state and kv.blocks(mid) < choice.max_num_seqs:
-        why = f"{kv.blocks(mid)} state blocks are fewer than max_num_seqs {choice.max_num_seqs}"
+    blocks = kv.blocks(mid if s.wish.pins.max_num_seqs else max(pool.low or 0, 0))  # unnamed, the number of sequences is chosen for certain
+    if kv.has_state and blocks < choice.max_num_seqs:
+        why = f"{blocks} state blocks are fewer than max_num_seqs {choice.max_num_seqs}"
         return Refusal(code="mamba-blocks-lt-max-num-seqs", because=why), 0.0
     return None, 0.0
 

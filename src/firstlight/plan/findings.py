@@ -115,6 +115,14 @@ def _about(best: Outcome) -> Iterator[Finding]:
             message=f"{c.max_model_len:,} tokens fit in the middle of the interval, not at its low end",
             hint="`firstlight rehearse` measures it on the real GPUs in about a minute",
         )
+    if best.state_blocks_low is not None:
+        yield Finding(
+            code="mamba-blocks-lt-max-num-seqs",
+            severity=Severity.WARNING,
+            message=f"at the interval's low end {best.state_blocks_low} state blocks are fewer than --max-num-seqs {c.max_num_seqs}",
+            note="every request of a model with linear layers holds a state block, and the engine refuses to start with fewer",
+            hint=f"--max-num-seqs {max(best.state_blocks_low // 8 * 8, 1)}",
+        )
     if best.seqs_lowered:
         yield Finding(
             code="max-num-seqs-lowered",

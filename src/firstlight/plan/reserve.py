@@ -46,6 +46,7 @@ def activation_peak(
     encoder += positions  # not in every release of transformers: the low end is without
     peak = max(forward, sampler, encoder) + cached
     most = max(forward, sampler_bytes(config, terms.sampler_bytes_high, rows), encoder) + cached
+    most = max(most, 2 * peak) if number(config, "hc_mult") else most  # no start of these was measured
     name = f"the sampler ({rows} rows) is" if peak == sampler + cached else f"the forward pass ({max_num_batched_tokens} tokens) is"
     name = "the vision encoder (one largest image) is" if peak == encoder + cached else name
     return Figure(
@@ -101,6 +102,7 @@ def forward_bytes(config: Mapping[str, Any], layout: Layout, terms: MemoryTerms,
     hidden = number(config, "hidden_size")
     tp = layout.tensor_parallel_size
     moe = _moe_workspace(config, layout, tokens)
+    hidden *= number(config, "hc_mult") or 1  # DeepSeek-V4's hyper-connections: that many residual streams
     residual = tokens * hidden * 2 * (terms.hidden_buffers if moe else terms.hidden_buffers_dense)
     dense = tokens * 3 * (number(config, "intermediate_size") or 4 * hidden) * 2 / tp
     return residual + max(dense if not moe else 0.0, moe) + _mla_workspace(config, tp, seqs, max_model_len)
@@ -132,18 +134,31 @@ def graph_sizes(max_num_seqs: int, max_num_batched_tokens: int) -> int:
     return sum(1 for s in sizes if s <= largest)
 
 
-def cuda_graphs(layers: int, terms: MemoryTerms, *, max_num_seqs: int, max_num_batched_tokens: int, enforce_eager: bool) -> Figure:
-    """What the profiler estimates for CUDA graphs and takes off the pool. 0 where the release does not, or in eager mode."""
+def cuda_graphs(
+    layers: int,
+    terms: MemoryTerms,
+    *,
+    max_num_seqs: int,
+    max_num_batched_tokens: int,
+    enforce_eager: bool,
+    usable_bytes: int = 0,
+    has_states: bool = False,
+) -> Figure:
+    """What the profiler estimates for CUDA graphs and takes off the pool. 0 where the release does not, or in eager mode.
+
+    has_states: linear or Mamba layers, for which some releases take a share of the whole budget (usable_bytes).
+    """
     if enforce_eager:
         return known(0, "eager mode captures no graphs")
     if not terms.cuda_graph_reserve:
         return known(0, "this release does not take graphs off the KV pool; they must fit outside the utilization")
     sizes = graph_sizes(max_num_seqs, max_num_batched_tokens)
     mid = terms.cuda_graph_base + layers * sizes * terms.cuda_graph_per_layer_and_size
+    wild = usable_bytes * terms.cuda_graph_state_share if has_states else 0.0
     return Figure(
         low=round(mid * (1 - terms.cuda_graph_spread)),
         mid=round(mid),
-        high=round(mid * (1 + terms.cuda_graph_spread_high)),
+        high=round(max(mid * (1 + terms.cuda_graph_spread_high), wild)),
         because=f"{sizes} batch sizes, two modes; the estimator is known to be off by a lot",
     )
 

@@ -28,12 +28,16 @@ VOCAB_PAD = 64
 
 
 class Options(Struct, frozen=True, kw_only=True):
-    """What changes residency besides the layout. mxfp4: MoE backend by its padding (marlin | triton | trtllm | exact)."""
+    """What changes residency besides the layout. mxfp4: MoE backend by its padding (marlin | triton | trtllm | exact).
+
+    mxfp4_keeps_scales: Triton's scales stay in both their forms.
+    """
 
     model_dtype_bytes: int = 2
     encoder_data_parallel: bool = False
     language_model_only: bool = False
     mxfp4: str = "exact"
+    mxfp4_keeps_scales: bool = False
     draft: bool = False
     expandable_segments: bool = False
 
@@ -166,6 +170,8 @@ def _element_bytes(group: TensorGroup, options: Options) -> float:
     """Floating-point parameters take the model's dtype whatever the file has; scales and a few others stay float32."""
     if group.pattern.endswith("weight_scale_inv"):
         return 4
+    if options.mxfp4 == "triton" and group.role == "routed_experts" and group.pattern.endswith("_bias"):
+        return 4  # gpt-oss's expert biases
     if group.dtype in _FLOATS:
         return 4 if _KEEPS_FLOAT32.search(group.pattern) else options.model_dtype_bytes
     return ELEMENT_BYTES.get(group.dtype, 2)
@@ -221,13 +227,13 @@ def _layer_bytes(group: TensorGroup, rule: str, checkpoint: Checkpoint, layout: 
 
 
 def _mxfp4_bytes(group: TensorGroup, layout: Layout, options: Options) -> int:
-    """gpt-oss experts `[E, rows, columns/32(, 16)]` padded as the MoE backend wants them.
+    """gpt-oss experts `[E, rows, columns/32(, 16)]` as the MoE backend wants them.
 
-    marlin, trtllm: intermediate to 128, hidden to 256, when the parameter is made. triton: intermediate to 64, then the Hopper
-    value layout pads packed columns to 256. Source: fused_moe/oracle/mxfp4.py; checked on two public figures of gpt-oss-120b.
+    marlin, trtllm: intermediate padded to 128, hidden to 256, when the parameter is made. triton: intermediate to 64; Hopper's scale
+    layout pads rows to 256, and up to 0.24 the scales as loaded stay beside it. Sources: fused_moe/oracle/mxfp4.py, triton_kernels'
+    hopper_scale.py; checked on two public figures of gpt-oss-120b and an own start of gpt-oss-20b.
     """
     experts, rows, blocks = (*group.shape[:3], 1, 1, 1)[:3]
-    values = group.pattern.endswith("_blocks")
     ways = 1 if layout.enable_expert_parallel else layout.expert_ways
     experts = -(-experts // layout.expert_ways) if layout.enable_expert_parallel else experts
     up = "gate_up" in group.pattern
@@ -237,9 +243,13 @@ def _mxfp4_bytes(group: TensorGroup, layout: Layout, options: Options) -> int:
     elif options.mxfp4 == "triton":
         inner = _pad(inner, 64)
     rows, columns = (2 * inner, hidden) if up else (hidden, inner)
-    if options.mxfp4 == "triton" and values:
-        columns = _pad(columns, 256)
-    return experts * rows * columns // 2 if values else experts * rows * columns // 32
+    if group.pattern.endswith("_blocks"):
+        return experts * rows * columns // 2
+    scales = experts * rows * columns // 32
+    if options.mxfp4 != "triton":
+        return scales
+    swizzled = experts * _pad(rows, 256) * _pad(columns // 32, 2)
+    return swizzled + (scales if options.mxfp4_keeps_scales else 0)
 
 
 def mla_copies(config: dict[str, Any], layout: Layout) -> list[int]:

@@ -109,6 +109,7 @@ def options_of(wish: Wish, terms: MemoryTerms, sm: int | None, env: Mapping[str,
         encoder_data_parallel=pins.mm_encoder_tp_mode == "data",
         language_model_only=bool(pins.language_model_only),
         mxfp4=terms.mxfp4_backend.get(f"sm{(sm or 90) // 10 * 10}", "marlin"),
+        mxfp4_keeps_scales=terms.mxfp4_keeps_scales,
         draft="mtp" in str(spec.get("method", "")),
         expandable_segments="expandable_segments:true" in allocator.lower(),
     )

@@ -12,8 +12,14 @@ from firstlight.core.intent import Intent, Pins
 from firstlight.core.machine import Accelerator, Machine
 from firstlight.core.plan import EngineRef, PlanSet
 from firstlight.core.units import GIB
+from firstlight.plan.evaluate import kv_of
 from firstlight.plan.flags import pins_from_args
+from firstlight.plan.kv import dtype_key
 from firstlight.plan.plan import plan
+from firstlight.plan.rungs import Evidence
+from firstlight.plan.search import choice_of, kv_dtypes, layouts
+from firstlight.plan.situation import situation_of
+from firstlight.plan.wish import wish_of
 
 
 class Promise(NamedTuple):
@@ -88,3 +94,14 @@ def promise(row: dict[str, Any]) -> Promise:
     first = best.ranks[0].per_gpu if best.ranks else best.per_gpu
     pool, weights = row.get("kv_gib"), row.get("weights_gib")
     return Promise(first.weights, first.kv_pool, weights * GIB if weights else None, pool * GIB if pool else None)
+
+
+def logged_tokens(row: dict[str, Any]) -> int:
+    """What the engine's `KV cache size` line says for the pool that was measured, by the plan's groups and pages."""
+    wish = wish_of(Intent(model=row["model"], pins=pins_from_args(row["args"])), [])
+    engine = EngineRef(name="vllm", version=row["engine"])
+    s = situation_of(checkpoint(row["model"]), machine_of(row), wish, engine, None, None, Evidence())
+    dtype = kv_dtypes(s)[0][0]
+    kv = kv_of(s, choice_of(s, next(layouts(s)), dtype), dtype_key(dtype.dtype))
+    assert wish.max_model_len is not None
+    return kv.logged_tokens(row["kv_gib"] * GIB, wish.max_model_len, s.terms.version)

@@ -3,7 +3,7 @@
 import statistics
 
 import pytest
-from plan_measured import promise
+from plan_measured import logged_tokens, promise
 from plan_models import checkpoint, rows
 
 from firstlight.core.units import GIB
@@ -110,3 +110,9 @@ def test_every_start_that_was_measured_on_a_gpu_is_a_row() -> None:
     tool = Path(__file__).parents[3] / "tools" / "feed_rows.py"
     done = subprocess.run([sys.executable, str(tool), "--check"], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.parametrize("row", [r for r in rows("kv") if "kv_tokens" in r], ids=lambda r: str(r["case"]))
+def test_the_engines_size_line_to_the_hundredth_of_a_gib_that_it_prints(row: dict[str, float]) -> None:
+    """Full, latent, sliding, linear layers, FP8 caches and pipeline stages on real GPUs; the line's GiB are rounded to 0.01."""
+    assert logged_tokens(row) == pytest.approx(row["kv_tokens"], rel=0.006 / row["kv_gib"])

@@ -192,6 +192,17 @@ def test_state_blocks_bound_the_sequences() -> None:
     assert free.best is not None
 
 
+def test_too_few_state_blocks_at_the_low_end_are_said_and_avoided() -> None:
+    """Qwen3.8-27B-FP8 on one 96 GB card: vLLM 0.27 had 939 blocks for its default of 1,024 sequences, and did not start."""
+    pinned = planned("qwen3.8-27b-fp8", "1xrtx-pro-6000-blackwell", "0.27.1", tensor_parallel_size=1, max_num_seqs=1024)
+    finding = next(f for f in pinned.findings if f.code == "mamba-blocks-lt-max-num-seqs")
+    assert finding.severity == "warning"
+    free = planned("qwen3.8-27b-fp8", "1xrtx-pro-6000-blackwell", "0.27.1")
+    assert free.verdict == "fits"
+    assert free.best is not None
+    assert (free.best.max_num_seqs or 0) <= 939
+
+
 def test_pinned_kv_bytes_make_tokens_exact() -> None:
     found = planned("llama-3.1-8b", "1xh100-80gb-sxm", kv_cache_memory_bytes=16 * GIB, max_model_len=8192)
     assert found.best is not None

@@ -62,10 +62,20 @@ def test_data_parallel_attention_keeps_attention_whole_and_shares_experts() -> N
 
 def test_mxfp4_padding_follows_the_backend() -> None:
     sizes = {
-        backend: weights_by_stage(checkpoint("gpt-oss-120b"), Layout(), Options(mxfp4=backend))[0].allocated / GIB
-        for backend in ("exact", "triton", "marlin")
+        backend: weights_by_stage(checkpoint("gpt-oss-120b"), Layout(), Options(mxfp4=backend, mxfp4_keeps_scales=keeps))[0].allocated / GIB
+        for backend, keeps in (("exact", False), ("triton", True), ("marlin", False))
     }
     assert sizes["exact"] < 61 < 64 < sizes["triton"] < sizes["marlin"] < 66.1
+
+
+def test_tritons_scales_are_kept_twice_up_to_0_24() -> None:
+    """gpt-oss-120b: 64.38 GiB on 0.14.1; gpt-oss-20b: 13.02 on 0.25.1, which drops the scales as loaded."""
+    twice, once = (
+        weights_by_stage(checkpoint("gpt-oss-120b"), Layout(), Options(mxfp4="triton", mxfp4_keeps_scales=keeps))[0].allocated / GIB
+        for keeps in (True, False)
+    )
+    assert twice == pytest.approx(64.38, rel=0.001)
+    assert twice - once == pytest.approx(3.33, abs=0.02)
 
 
 def test_tied_heads_are_stored_once_and_again_on_the_last_stage() -> None:
