@@ -25,12 +25,13 @@ _TROUBLE = re.compile(
     r"|no space|invalid|unrecognized|unsupported|not supported|in use|terminat|timed out|timeout|too (?:many|old|small)|died|refused"
     r"|unexpected|unknown|missing|exceed|assert|segfault|corrupt|mismatch|incompatible|already|no module|no available|xid|lost|fallen"
     r"|insufficient|unreachable|must be|is larger than|divisible|\bnan\b"
-    r"|\bfault\b|SIG[A-Z]{3,4} received|not implemented|\brequires\b|crash|exited with|memory: -|status|manifest",
+    r"|\bfault\b|SIG[A-Z]{3,4} received|not implemented|\brequires\b|crash|exited with|critical|memory: -|status|manifest",
     re.IGNORECASE,
 )
 _NATIVE = re.compile(
     r"(?:ggml|gguf|llama|clip|mtmd|common|sycl|vk|hip)\w*:? [^\n]*\b(?:error|fail(?:ed|ure)|fatal|abort|exception)\b"
-    r"|(?:fatal|FATAL|terminate called|Native API failed|[Ee]xception|[Ee]rror)\b[^\n]*:",
+    r"|(?:fatal|FATAL|terminate called|Native API failed|[Ee]xception|[Ee]rror)\b[^\n]*:"
+    r"|[^\n]{0,80}(?:\| critical \||\bTT_(?:THROW|FATAL)\b)",
 )
 _ACCESS = " HTTP/1."
 _CHATTER = ("loggers.py:", "logger.py:", "metrics.py:", "async_llm.py:")  # what a server says of every request and every ten seconds
