@@ -3,12 +3,13 @@
 usage: generate_backends.py --python ASKING_PYTHON [--cache DIR] [--check] [VERSION ...]
 
 Only the Python files of each release's wheel are read (ranged reads, 5 to 14 MB), through pip's own index. ASKING_PYTHON is the
-interpreter of an environment that `firstlight engines install vllm@VERSION --cpu` made. `--check` regenerates, compares with
-the file in the catalog and exits with 1 when they differ.
+interpreter of an environment that `firstlight engines install vllm@VERSION --cpu` made. `--check` regenerates (all releases, or
+those named), compares cell by cell with the file in the catalog and exits with 1 when they differ.
 """
 
 import argparse
 import datetime
+import itertools
 import json
 import sys
 from collections import defaultdict
@@ -22,7 +23,7 @@ from firstlight.ask.wheels import WheelContents, engine_source, read_contents
 from firstlight.core.ids import digest
 from firstlight.probe.local import LocalHost
 
-VERSION = "1"
+VERSION = "2"
 TARGET = Path(__file__).parent.parent / "src/firstlight/catalog/engines/vllm/backends.json"
 # The last patch of every minor release that firstlight supports.
 RELEASES = [
@@ -63,11 +64,11 @@ def main() -> int:
             cells[cell["layer"], cell["kv_cache_dtype"], cell["sm"]][version] = cell["chosen"] or "-"
         late[version] = [{**row, "backend": cells["gqa128", row["kv_cache_dtype"], row["sm"]][version]} for row in answer["late"]]
         print(f"{version}: {len(answer['cells'])} cells in {answer['seconds']} s", file=sys.stderr)
-    made = document(releases, cells, late_rows(late))
-    if not args.check:
-        TARGET.write_text(text(made))
-        return 0
-    return compare(made, json.loads(TARGET.read_text()))
+    rows = late_rows(late)
+    if args.check:
+        return compare(cells, rows, [r["version"] for r in releases], json.loads(TARGET.read_text()))
+    TARGET.write_text(text(document(releases, cells, rows)))
+    return 0
 
 
 def arguments() -> argparse.Namespace:
@@ -95,7 +96,7 @@ def ask_release(version: str, args: argparse.Namespace) -> tuple[dict[str, Any],
 
 def sweep(version: str, source: str, contents: WheelContents, args: argparse.Namespace) -> dict[str, Any]:
     found: dict[str, Any] = {"cells": [], "seconds": 0.0}
-    for do, timeout in (("sweep", 300), ("kernels", 900)):
+    for do, timeout in (("sweep", 900), ("kernels", 1800)):
         request = {
             "do": do,
             "source": source,
@@ -184,14 +185,42 @@ def text(made: dict[str, Any]) -> str:
     return ",\n".join(parts) + "\n}\n"
 
 
-def compare(made: dict[str, Any], kept: dict[str, Any]) -> int:
-    differ = [key for key in made if key not in ("generated",) and made[key] != kept.get(key)]
+def compare(made: Cells, late: list[dict[str, Any]], versions: list[str], kept: dict[str, Any]) -> int:
+    """1 when the catalog's file says otherwise about one of `versions`: each cell that differs is printed."""
+    was = {(*key, v): chosen for key, past in unpack(kept).items() for v, chosen in past.items() if v in versions}
+    now = {(*key, v): chosen for key, past in made.items() for v, chosen in past.items()}
+    differ = [key for key in sorted({*was, *now}) if was.get(key) != now.get(key)]
     for key in differ:
-        print(f"{key} differs", file=sys.stderr)
-    for row in made["rows"] + made["kernels"]:
-        if row not in kept.get("rows", []) + kept.get("kernels", []):
-            print(f"  new or changed: {json.dumps(row)}", file=sys.stderr)
-    return 1 if differ else 0
+        print(f"  {' '.join(map(str, key))}: was {was.get(key, '?')}, is {now.get(key, '?')}", file=sys.stderr)
+    lost = sorted(_by_release(kept["late"], versions) ^ _by_release(late, versions))
+    for refusal in lost:
+        print(f"  a late refusal differs: {refusal}", file=sys.stderr)
+    print(f"{len(now)} cells of {len(versions)} releases: {len(differ)} differ, {len(lost)} late refusals differ")
+    return 1 if differ or lost else 0
+
+
+def unpack(document: dict[str, Any]) -> Cells:
+    """The file's rows as cells again."""
+    versions = [r["version"] for r in document["releases"]]
+    cells: Cells = defaultdict(dict)
+    for row in document["rows"] + document["kernels"]:
+        changes, now = dict(part.split(":", 1) for part in row["history"].split()), "?"
+        for version in versions:
+            now = changes.get(version, now)
+            for layer, dtype, sm in itertools.product(row["layers"].split(), row["kv_cache_dtypes"].split(), row["sms"].split()):
+                if now != "?":
+                    cells[layer, dtype, int(sm)][version] = now
+    return cells
+
+
+def _by_release(rows: list[dict[str, Any]], versions: list[str]) -> set[tuple[str, ...]]:
+    return {
+        (v, str(sm), row["backend"], row["kv_cache_dtype"], row["raises"])
+        for row in rows
+        for v in row["releases"]
+        if v in versions
+        for sm in row["sms"]
+    }
 
 
 if __name__ == "__main__":

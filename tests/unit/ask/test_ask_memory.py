@@ -82,6 +82,10 @@ def test_a_stub_decorates_subclasses_and_compares_like_an_object() -> None:
     assert Child.__mro__ == (Child, object)
     assert stub != stubs.Inert()
     assert list(stub) == []
+    # A workspace's size that a kernel library would have named: computed with, compared, and never too small.
+    assert isinstance(-(stub * 2 + 1) // 128, stubs.Inert)
+    assert not stub > 4096
+    assert not stub > 4096
     with pytest.raises(AttributeError):
         stub.__len__  # noqa: B018
 

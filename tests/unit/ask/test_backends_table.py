@@ -1,5 +1,9 @@
 """The table of kernels: what the first user needed to know, and how releases and GPUs that are not in it are answered."""
 
+import importlib.util
+import json
+from pathlib import Path
+
 import msgspec
 import pytest
 
@@ -131,3 +135,27 @@ def test_the_file_is_small() -> None:
 )
 def test_a_models_layers_in_the_tables_words(config: dict[str, int], model_type: str, layers: list[str]) -> None:
     assert attention_layers(Checkpoint(ref="m", format="config-only", config=config, model_type=model_type)) == layers
+
+
+def test_the_generators_own_reading_of_the_file_is_the_catalogs() -> None:
+    """What `--check` compares with, and what preflight and plan look up, are the same cells."""
+    path = Path(__file__).parents[3] / "tools/generate_backends.py"
+    spec = importlib.util.spec_from_file_location("generate_backends", path)
+    assert spec is not None
+    assert spec.loader is not None
+    tool = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(tool)
+    document = json.loads(tool.TARGET.read_text())
+    cells = tool.unpack(document)
+    flat = {(v, sm, layer, dtype): chosen for (layer, dtype, sm), past in cells.items() for v, chosen in past.items()}
+    assert flat == backends._cells()
+    assert tool.compare(cells, document["late"], [r["version"] for r in document["releases"]], document) == 0
+    changed = {**cells, ("gqa128", "auto", 90): {**cells["gqa128", "auto", 90], "0.24.0": "ANOTHER"}}
+    assert tool.compare(changed, document["late"], ["0.24.0"], document) == 1
+
+
+def test_kernels_are_known_for_every_release_and_generation() -> None:
+    for release in backends.table().releases:
+        for sm in backends.table().kernel_sms:
+            known = [r.layer for r in rows(release.version, sm) if backends.is_kernel(r.layer)]
+            assert len(known) == 13, (release.version, sm, known)

@@ -21,7 +21,7 @@ _ASKED_WITH = {
     "nvfp4": ("modelopt",),
     "fp8": ("fp8",),
     "fp8-block": ("fp8",),
-    "mxfp4": ("mxfp4", "gpt_oss_mxfp4"),
+    "mxfp4": ("mxfp4", "gpt_oss_mxfp4", "compressed-tensors"),
     "int4": ("compressed-tensors",),
     "awq": ("awq",),
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import json
 import multiprocessing
 import os
@@ -57,6 +58,7 @@ GPT_OSS: dict[str, Any] = {
     "rope_theta": 150000.0,
 }
 _NVFP4 = {"dynamic": False, "num_bits": 4, "type": "float", "group_size": 16}
+_MXFP4 = {"num_bits": 4, "type": "float", "symmetric": True, "strategy": "group", "group_size": 32, "dynamic": False}
 _INT4 = {"num_bits": 4, "type": "int", "symmetric": True, "strategy": "group", "group_size": 128, "dynamic": False, "actorder": None}
 # Format name -> (model, its quantization_config as published checkpoints write it).
 FORMATS: dict[str, tuple[dict[str, Any], dict[str, Any] | None]] = {
@@ -80,6 +82,18 @@ FORMATS: dict[str, tuple[dict[str, Any], dict[str, Any] | None]] = {
         GPT_OSS,
         {"quant_method": "mxfp4", "modules_to_not_convert": ["model.layers.*.self_attn", "model.layers.*.mlp.router", "lm_head"]},
     ),
+    "mxfp4-dense": (
+        QWEN3_MOE,
+        {
+            "quant_method": "compressed-tensors",
+            "format": "mxfp4-pack-quantized",
+            "quantization_status": "compressed",
+            "ignore": ["lm_head", "re:.*mlp.gate$", "re:.*mlp.experts.*"],
+            "config_groups": {
+                "group_0": {"format": "mxfp4-pack-quantized", "targets": ["Linear"], "weights": _MXFP4, "input_activations": None}
+            },
+        },
+    ),
     "int4": (
         QWEN3_MOE,
         {
@@ -97,16 +111,18 @@ FORMATS: dict[str, tuple[dict[str, Any], dict[str, Any] | None]] = {
 # KV cache dtypes that a selector may take and a constructor refuse; common ones are used too widely for that.
 LATE_DTYPES = ("nvfp4", "int8_per_token_head", "fp8_per_token_head", "fp8_e5m2")
 # One GPU generation each: 8.6, 10.3 and 12.1 chose as 8.0, 10.0 and 12.0 did wherever both were asked.
-KERNEL_SMS = ((8, 0), (8, 9), (9, 0), (10, 0), (12, 0))
+KERNEL_SMS = ((7, 5), (8, 0), (8, 9), (9, 0), (10, 0), (11, 0), (12, 0))
 REFUSALS = ("ValueError", "ValidationError", "NotImplementedError", "AssertionError", "RuntimeError")
 
 
 def kernel_cells(request: dict[str, Any]) -> tuple[list[dict[str, Any]], list[dict[str, Any]], list[str]]:
     """(rows {sm, layer: `moe-nvfp4` | `linear-fp8` | …, chosen, why}, late refusals {sm, kv_cache_dtype, raises}, problems).
 
-    `why` where the engine refuses. One process for each GPU generation, forked before anything of the engine is imported: its
-    modules remember the GPU that they were imported on.
+    `why` where the engine refuses. One process for each GPU generation, forked after torch and before anything of the engine is imported:
+    its modules remember the GPU that they were imported on.
     """
+    reach.surround(request)
+    _preload()
     context = multiprocessing.get_context("fork")
     with tempfile.TemporaryDirectory() as folder:
         paths = {name: _write(folder, name, model, quantization) for name, (model, quantization) in FORMATS.items()}
@@ -115,20 +131,27 @@ def kernel_cells(request: dict[str, Any]) -> tuple[list[dict[str, Any]], list[di
     return [c for f in found for c in f[0]], [x for f in found for x in f[1]], [p for f in found for p in f[2]]
 
 
+def _preload() -> None:
+    """What the engine imports and what knows nothing of GPUs: most of the time goes there, so it is done once for all of them."""
+    for name in ("transformers", "compressed_tensors", "openai", "fastapi", "pydantic"):
+        with contextlib.suppress(Exception):
+            importlib.import_module(name)
+
+
 def _on(
     sm: tuple[int, int], paths: dict[str, str], request: dict[str, Any]
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]], list[str]]:
     number = sm[0] * 10 + sm[1]
-    reach.prepare({**request, "gpu": {**request["gpu"], "sm": number}})
+    reach.on_gpu(request, number)
     rank.prepare_engine()
     cells: list[dict[str, Any]] = []
     problems: list[str] = []
     for name, path in paths.items():
         try:
-            cells += [{"sm": number, "layer": f"{kind}-{name}", **row} for kind, row in _layer(path, name).items()]
+            cells += [{"sm": number, "layer": _row_name(kind, name), **row} for kind, row in _layer(path, name).items()]
         except Exception as e:
             if type(e).__name__ in REFUSALS:
-                cells += [{"sm": number, "layer": f"{kind}-{name}", "chosen": None, "why": _why(e)} for kind in _kinds(name)]
+                cells += [{"sm": number, "layer": _row_name(kind, name), "chosen": None, "why": _why(e)} for kind in _kinds(name)]
             else:
                 problems.append(f"sm{number} {name}: {_why(e)}")
     found = [{"sm": number, "kv_cache_dtype": dtype, "raises": text} for dtype in _dtypes() if (text := _late(paths["bf16"], dtype))]
@@ -155,8 +178,12 @@ def _late(path: str, dtype: str) -> str | None:
 
 
 def _kinds(name: str) -> tuple[str, ...]:
-    """gpt-oss quantizes its experts alone; bf16 linear layers have one kernel."""
-    return ("moe",) if name in ("bf16", "mxfp4") else ("moe", "linear")
+    """gpt-oss quantizes its experts alone; bf16 linear layers have one kernel. MXFP4's linear layers are asked about on their own."""
+    return {"bf16": ("moe",), "mxfp4": ("moe",), "mxfp4-dense": ("linear",)}.get(name, ("moe", "linear"))
+
+
+def _row_name(kind: str, name: str) -> str:
+    return f"{kind}-{name.removesuffix('-dense')}"
 
 
 def _layer(path: str, name: str) -> dict[str, dict[str, Any]]:

@@ -97,6 +97,17 @@ class Inert:
     def __hash__(self) -> int:
         return id(self)
 
+    def _nothing(self, *others: Any) -> Inert:
+        return Inert()
+
+    def _no(self, other: object) -> bool:
+        return False
+
+    # A size that a kernel library would have named is computed with and compared: it is neither less nor more than anything.
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __floordiv__ = __rfloordiv__ = _nothing
+    __truediv__ = __rtruediv__ = __mod__ = __rmod__ = __neg__ = __abs__ = _nothing
+    __lt__ = __le__ = __gt__ = __ge__ = _no
+
 
 class _Module(types.ModuleType):
     def __getattr__(self, name: str) -> Any:
