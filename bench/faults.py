@@ -24,6 +24,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import fault_cases_engines
 import fault_cases_fake
+import fault_cases_matrix
 from fault_kit import ENDS, Case, Kit, Skip
 
 RESULT = Path(__file__).parent / "results" / "faults.json"
@@ -73,7 +74,7 @@ def main() -> int:
     parser.add_argument("--only", default="", help="faults whose name has this text")
     parser.add_argument("--fresh", action="store_true", help="forget earlier rows instead of replacing them one by one")
     options = parser.parse_args()
-    cases = [*fault_cases_fake.CASES, *fault_cases_engines.CASES]
+    cases = [*fault_cases_fake.CASES, *fault_cases_matrix.CASES, *fault_cases_engines.CASES]
     chosen = [c for c in cases if options.engine in (None, c.engine) and options.only in c.fault]
     rows = [row for case in chosen if (row := run_case(case)) is not None]
     everything = rows if options.fresh else merged(rows)

@@ -341,6 +341,29 @@ def test_a_diagnosed_restart_tells_its_cause(runs: Runs, tmp_path: Path) -> None
     assert found["log_bytes"] >= found["log_offset"]
 
 
+def test_down_during_the_back_off_and_its_diagnosis_is_at_once(runs: Runs) -> None:
+    restart = Restart(policy="on-failure", backoff_seconds=30.0)
+    slow = [sys.executable, "-c", "import time; time.sleep(5)"]
+    client = runs.start(DYING, options=Options(restart=restart, before_restart=slow))
+    until(client, "restarting")
+    begun = time.monotonic()
+    assert client.stop().state == "stopped"
+    assert time.monotonic() - begun < 4.0
+    assert not any(e.kind in ("restarted", "diagnosed") for e in client.past_events())
+
+
+def test_a_stopped_worker_is_told(runs: Runs) -> None:
+    client = runs.start("workers")
+    until(client, "ready")
+    worker = wait_for(lambda: [p.pid for p in find_processes(runs.host, client.folder).processes if "Worker_TP0" in p.command])[0]
+    wait_for(lambda: worker in [pid for pid, _ in json.loads((Path(client.folder) / "supervisor.json").read_text())["members"]])
+    os.kill(worker, signal.SIGSTOP)
+    assert until(client, "member-paused").data["pid"] == worker
+    os.kill(worker, signal.SIGCONT)
+    assert until(client, "member-continued").data["pid"] == worker
+    assert client.status().state == "ready"
+
+
 @pytest.mark.parametrize(
     "asked", [["/no/such/program"], says("not JSON"), says("[]"), [sys.executable, "-c", "raise SystemExit(9)"], None]
 )  # fmt: skip

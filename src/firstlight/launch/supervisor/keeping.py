@@ -31,6 +31,7 @@ class Keeper:
         self._gpu_query: int | None = None
         self._members: dict[int, tuple[int, float, str]] = {}
         self._ticks: dict[int, int] = {}
+        self._paused: set[int] = set()
         self._files: dict[str, tuple[float, bytes]] = {}
 
     def task(self) -> Task:
@@ -78,6 +79,7 @@ class Keeper:
     def _gone(self, pid: int) -> None:
         descriptor, since, name = self._members.pop(pid)
         self._ticks.pop(pid, None)
+        self._paused.discard(pid)
         self._s.loop.selector.unregister(descriptor)
         os.close(descriptor)
         engine = self._s.engine
@@ -94,11 +96,20 @@ class Keeper:
         before, segments = self.known(), len(self.shared_memory)
         for member in self._current():
             pid = member.process.pid
+            self._note_pause(member)
             self.shared_memory |= procfs.shared_memory(pid)
             if pid not in self._members:
                 self.watch(pid)
         if self.known() != before or len(self.shared_memory) != segments:
             self._s.save()
+
+    def _note_pause(self, member: Member) -> None:
+        """Somebody stopped (SIGSTOP) or continued a process of the engine; its main process is our child, and the kernel tells of that."""
+        pid, stopped = member.process.pid, member.process.state in "Tt"
+        if self._s.engine is None or pid == self._s.engine.pid or stopped == (pid in self._paused):
+            return
+        (self._paused.add if stopped else self._paused.discard)(pid)
+        self._s.event("member-paused" if stopped else "member-continued", {"pid": pid, "command": procfs.command(pid)[:80]})
 
     def known(self) -> list[list[int]]:
         """[pid, start ticks] of every living member that was seen."""
