@@ -33,12 +33,21 @@ class Looked(NamedTuple):
     findings: Sequence[Finding] = ()
 
 
-def look(planning: Planning, *, host: str, engine_python: str | None) -> Looked:
-    """Model, machine, engine and plan for `preflight`."""
+def look(planning: Planning, *, host: str, engine_python: str | None, prove_peers: bool = True) -> Looked:
+    """Model, machine, engine and plan for `preflight`. prove_peers: test them where the plan has several GPUs of a real machine."""
     checkpoint, machine, engine, install, findings = looking.look(planning, host=host, engine_python=engine_python, measure_reads=True)
     candidate = _candidate(checkpoint, machine, planning.intent, engine, install)
+    if prove_peers and planning.machine() is None and candidate.tensor_parallel_size * candidate.pipeline_parallel_size > 1:
+        machine = _proven(host, machine, install)
     context = Context(checkpoint=checkpoint, machine=machine, intent=planning.intent, candidate=candidate, install=install)
     return Looked(context, _about(context), findings)
+
+
+def _proven(host: str, machine: Machine, install: EngineInstall | None) -> Machine:
+    from firstlight.probe.hosts import open_host
+    from firstlight.probe.machine import prove_peers
+
+    return prove_peers(open_host(host), machine, python=install.python if install else None)
 
 
 def look_at_command(command: EngineCommand, *, host: str, gpu: str | None, engine_python: str | None) -> Looked:

@@ -1,6 +1,6 @@
 """host -> Machine: all facts together."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -123,12 +123,39 @@ def _with_peers(host: Host, machine: Machine, got: Gathered) -> Machine:
     return msgspec.structs.replace(machine, links=peers.tested(machine.links, got.value(fact)))
 
 
-def measure_collectives(host: Host, machine: Machine, *, python: str | None, raw: dict[str, str] | None = None) -> Machine:
+def prove_peers(host: Host, machine: Machine, *, python: str | None) -> Machine:
+    """Copies between idle GPUs, and a short all-reduce: NCCL's own choice and without peers; other settings where there is PCIe between.
+
+    python: as for `measure_collectives`. A machine with fewer than two idle GPUs comes back as it is.
+    """
+    if len(idle_gpus(machine)) < 2:
+        return machine
+    copied = _with_peers(host, machine, Gathered({}))
+    if any(link.p2p is False for link in copied.links):
+        return copied
+    over_pcie = any(link.kind != "nvlink" for link in copied.links)
+    settings = allreduce.SETTINGS if over_pcie else (allreduce.SETTINGS[0], allreduce.SETTINGS[-1])
+    return measure_collectives(host, copied, python=python, settings=settings)
+
+
+def idle_gpus(machine: Machine) -> list[int]:
+    """Whole GPUs that nobody uses."""
+    return [g.index for g in machine.accelerators if not g.mig_profile and (g.free_bytes or 0) > 2 * GIB and not g.processes]
+
+
+def measure_collectives(
+    host: Host,
+    machine: Machine,
+    *,
+    python: str | None,
+    raw: dict[str, str] | None = None,
+    settings: Sequence[Mapping[str, str]] = allreduce.SETTINGS,
+) -> Machine:
     """The machine with a short all-reduce under each of a few NCCL settings (64 MiB on each GPU, seconds each; only idle GPUs).
 
     python: an engine's interpreter, whose NCCL is used; None: the system's.
     """
-    idle = [g.index for g in machine.accelerators if not g.mig_profile and (g.free_bytes or 0) > 2 * GIB and not g.processes]
+    idle = idle_gpus(machine)
     if len(idle) < 2:
         return machine
     got = Gathered(raw if raw is not None else {})
@@ -136,8 +163,8 @@ def measure_collectives(host: Host, machine: Machine, *, python: str | None, raw
     gather(host, [library] if library else [], got)
     path = got.value(library) if library else "libnccl.so.2"
     found = []
-    for settings in allreduce.SETTINGS:
-        fact = allreduce.all_reduce(settings, idle, path)
+    for tried in settings:
+        fact = allreduce.all_reduce(tried, idle, path)
         gather(host, [fact], got)
         found.append(got.value(fact))
     return msgspec.structs.replace(machine, collectives=found)

@@ -1,20 +1,24 @@
 """Facts become a Machine: recorded texts of several machines, then this one."""
 
+import re
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
+from msgspec.structs import replace
 from recorded_host import recorded_machine
 
-from firstlight.core.machine import Machine
+from firstlight.core.machine import GpuProcess, Machine
+from firstlight.core.ports import Completed
 from firstlight.core.schema import decode, encode
 from firstlight.core.units import MIB
 from firstlight.probe.fact import ask
 from firstlight.probe.facts import processes
 from firstlight.probe.local import LocalHost
-from firstlight.probe.machine import probe_machine
+from firstlight.probe.machine import probe_machine, prove_peers
 
 
 def machine(variables: Mapping[str, str] | None = None, **cases: str) -> Machine:
@@ -79,6 +83,50 @@ def test_two_real_h200_on_nvlink() -> None:
     (link,) = found.links
     assert (link.kind, link.p2p, link.p2p_allowed, link.bandwidth_bytes_per_second) == ("nvlink", None, "OK", 450e9)
     assert found.findings == []
+
+
+class Answering:
+    """A host that answers the copies and every all-reduce from canned texts, and keeps what was tried."""
+
+    name, is_local = "answering", False
+
+    def __init__(self, copies: str) -> None:
+        self.copies, self.tried = copies, list[str]()
+
+    def run(self, argv: Sequence[str], **_: Any) -> Completed:
+        text = " ".join(argv)
+        if "ncclAllReduce" in text:
+            self.tried.append(re.search(r"unset [A-Z0-9_ ]+; (.*?)exec", text)[1].strip())  # type: ignore[index]
+            out = '{"equal": true, "small_seconds": 2e-5, "large_bytes_per_second": 9e10}'
+        else:
+            out = self.copies if "cuMemcpyPeer" in text else ""
+        return Completed(returncode=0, stdout=out.encode(), stderr=b"")
+
+
+GOOD = '{"skipped": {}, "pairs": [{"a": 0, "b": 1, "access": true, "equal": true, "bytes_per_second": 2.9e11, "problem": null}]}'
+
+
+def test_idle_gpus_are_proven_and_settings_are_tried_over_pcie_only() -> None:
+    nvlink = machine(nvidia_smi="2xh200-nvlink", nvidia_smi_topo="2xh200-nvlink", nvidia_smi_p2p="2xh200-nvlink")
+    host = Answering(GOOD)
+    proven = prove_peers(host, nvlink, python=None)  # type: ignore[arg-type]
+    assert (proven.links[0].p2p, proven.links[0].bandwidth_bytes_per_second) == (True, 2.9e11)
+    assert host.tried == ["", "NCCL_P2P_DISABLE=1"]
+    assert [c.equal for c in proven.collectives] == [True, True]
+    pcie = replace(nvlink, links=[replace(nvlink.links[0], kind="sys")])
+    host = Answering(GOOD)
+    assert len(prove_peers(host, pcie, python=None).collectives) == len(host.tried) == 6  # type: ignore[arg-type]
+
+
+def test_copies_that_lose_data_are_enough_and_gpus_in_use_are_left_alone() -> None:
+    nvlink = machine(nvidia_smi="2xh200-nvlink", nvidia_smi_topo="2xh200-nvlink")
+    host = Answering(GOOD.replace('"equal": true', '"equal": false'))
+    assert prove_peers(host, nvlink, python=None).links[0].p2p is False  # type: ignore[arg-type]
+    assert host.tried == [], "no all-reduce over a path that loses data"
+    held = machine(nvidia_smi="8xrtx-pro-6000-held", nvidia_smi_topo="8xrtx-pro-6000-pcie", gpu_processes="three-kinds")
+    busy = replace(held, accelerators=[replace(g, processes=g.processes or [GpuProcess(pid=1)]) for g in held.accelerators])
+    assert prove_peers(host, busy, python=None) == busy  # type: ignore[arg-type]
+    assert host.tried == []
 
 
 def test_unified_memory_is_the_hosts() -> None:

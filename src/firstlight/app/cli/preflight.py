@@ -14,9 +14,17 @@ from firstlight.core.errors import Exit
 @click.option("--host", default="local", show_default=True, metavar="HOST", help="local, or ssh://USER@HOST.")
 @click.option("--engine-python", metavar="PATH", help="Interpreter of the engine's environment.")
 @click.option("--ignore", multiple=True, metavar="CODE", help="Do not stop for this finding; it is shown all the same.")
+@click.option(
+    "--peer-test/--no-peer-test",
+    default=True,
+    show_default=True,
+    help="Copies and a short all-reduce between idle GPUs of this machine, where the plan has several (64 MiB on each, seconds).",
+)
 @planning_options
 @output_option
-def command(model: str | None, host: str, engine_python: str | None, ignore: tuple[str, ...], output: str, **options: Any) -> int:
+def command(
+    model: str | None, host: str, engine_python: str | None, ignore: tuple[str, ...], peer_test: bool, output: str, **options: Any
+) -> int:
     """Runs every check on the checkpoint as it is, this machine (or another, or one that is not there) and the engine.
 
     Exit 0: nothing blocks. 4: something does.
@@ -24,7 +32,7 @@ def command(model: str | None, host: str, engine_python: str | None, ignore: tup
     from firstlight.app.preflighting import findings_of, look, show
     from firstlight.core.findings import blockers
 
-    looked = look(planning_of(options, model=model), host=host, engine_python=engine_python)
+    looked = look(planning_of(options, model=model), host=host, engine_python=engine_python, prove_peers=peer_test)
     findings = findings_of(looked, ignore)
     emit_rows("Finding", findings, output, lambda: show(looked, findings))
     return Exit.PREFLIGHT_BLOCKED if blockers(findings) else Exit.OK
