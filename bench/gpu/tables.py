@@ -16,8 +16,7 @@ GIB = 1 << 30
 
 
 def rows() -> list[dict[str, Any]]:
-    found = [json.loads(line) for path in sorted((HERE / "results").glob("*.jsonl")) for line in path.read_text().splitlines()]
-    return [r for r in found if r["rc"] == 0]
+    return [r for r in read("h200.jsonl") if r["rc"] == 0]
 
 
 def asked() -> dict[str, dict[str, Any]]:
@@ -33,29 +32,47 @@ def percent(predicted: float | None, measured: float | None) -> str:
 
 def prediction(answers: dict[str, dict[str, Any]]) -> list[str]:
     head = (
-        "| case | weights measured | computed | asked | KV pool measured | computed mid | interval | in | KV tokens measured | computed |"
+        "| case | weights measured | computed | asked | KV pool measured | computed mid | interval | in | rehearsed KV | "
+        "KV tokens measured | computed |"
     )
-    lines = [head, "|" + "---|" * 10]
+    lines = [head, "|" + "---|" * 11]
     for r in rows():
         figures, budget = r["figures"], r["computed"]["per_gpu"]
         weights, pool = figures.get("weights_gib"), figures.get("kv_cache_gib")
         low, mid, high = (budget["kv_pool"][k] / GIB for k in ("low", "mid", "high"))
         heard = answers.get(r["case"], {}).get("weights")
-        heard = heard and heard / GIB
-        tokens, computed_tokens = figures.get("kv_tokens"), r["computed"]["kv_tokens"]["mid"]
-        inside = "yes" if pool is not None and low <= pool <= high else "no"
+        rehearsed = r.get("rehearsed", {}).get("per_gpu", {}).get("kv_pool", {}).get("mid")
+        tokens = figures.get("kv_tokens")
         cells = [
             r["case"],
             f"{weights} GiB",
             percent(budget["weights"]["mid"] / GIB, weights),
-            percent(heard, weights),
+            percent(heard and heard / GIB, weights),
             f"{pool} GiB",
             percent(mid, pool),
             f"{low:.2f} to {high:.2f}",
-            inside,
+            "yes" if pool is not None and low <= pool <= high else "no",
+            percent(rehearsed and rehearsed / GIB, pool),
             f"{tokens:,}",
-            percent(computed_tokens, tokens),
+            percent(r["computed"]["kv_tokens"]["mid"], tokens),
         ]
+        lines.append("| " + " | ".join(cells) + " |")
+    return lines
+
+
+def parts() -> list[str]:
+    """What the engine says of its own memory (at level DEBUG) against the computed intervals, GiB."""
+    names = [("activation_peak", "activation peak"), ("non_torch", "outside torch"), ("cuda_graphs", "CUDA graphs")]
+    lines = ["| case | " + " | ".join(f"{title} | computed" for _, title in names) + " |", "|" + "---|" * (1 + 2 * len(names))]
+    for r in rows():
+        split, budget = r.get("split", {}), r["computed"]["per_gpu"]
+        if "activation_peak" not in split:
+            continue
+        cells = [r["case"]]
+        for name, _ in names:
+            low, high = budget[name]["low"] / GIB, budget[name]["high"] / GIB
+            measured = split.get(name)
+            cells += ["-" if measured is None else f"{measured / GIB:.2f}", f"{low:.2f} to {high:.2f}"]
         lines.append("| " + " | ".join(cells) + " |")
     return lines
 
@@ -83,9 +100,72 @@ def starts() -> list[str]:
     lines = ["| case | wall | " + " | ".join(names) + " | GPU memory after `down` |", "|" + "---|" * (len(names) + 3)]
     for r in rows():
         took = r.get("phase_seconds") or {}
-        cells = [r["case"], f"{r['wall_seconds']} s", *(f"{took[n]:.1f}" if n in took else "-" for n in names)]
+        cells = [
+            r["case"],
+            f"{r['wall_seconds']} s" if r["wall_seconds"] else "-",
+            *(f"{took[n]:.1f}" if n in took else "-" for n in names),
+        ]
         cells.append(", ".join(f"{m} MiB" for m in r["used_mib_after_down"]))
         lines.append("| " + " | ".join(cells) + " |")
+    return lines
+
+
+def read(name: str) -> list[dict[str, Any]]:
+    path = HERE / "results" / name
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def times() -> list[str]:
+    """Start to ready of one model with real weight files, the bare command and `up` in turns."""
+    lines = ["| page cache | pair | bare | `up` | ratio |", "|---|---|---|---|---|"]
+    for cold in (True, False):
+        for pair in sorted({r["pair"] for r in read("times.jsonl") if r["cold"] is cold and r["pair"] >= 0}):
+            took = {r["way"]: r["seconds"] for r in read("times.jsonl") if (r["cold"], r["pair"]) == (cold, pair)}
+            bare, up = took.get("bare"), took.get("up")
+            ratio = f"{up / bare:.2f}" if bare and up else "-"
+            cells = ["cold" if cold else "warm", str(pair + 1), f"{bare} s" if bare else "not run", f"{up} s" if up else "not run", ratio]
+            lines.append("| " + " | ".join(cells) + " |")
+    return lines
+
+
+def stories() -> list[str]:
+    lines = ["| story | ends | seconds | attempts | what was seen and done | GPU memory after |", "|---|---|---|---|---|---|"]
+    for r in read("stories.jsonl"):
+        told = r["told"]
+        steps = [line[2:] for line in told["story"] if line.startswith(("- saw", "- changed"))]
+        seen = "; ".join(f"{state} after {at} s" for at, state in told.get("states", []))
+        said = steps or ([f"kill -9 of pid {told['victim']}: {seen}"] if seen else [line.strip() for line in told["said"][-2:]])
+        cells = [r["story"], f"{told['state']} (exit {told['rc']})", f"{told['seconds']}", str(told["attempts"] or "-"), "; ".join(said)]
+        cells += [", ".join(f"{m} MiB" for m in told.get("after_down_mib", r["used_mib_after"]))]
+        lines.append(
+            "| " + " | ".join(c.replace("|", "/") + (f" ({r['note']})" if c is cells[4] and "note" in r else "") for c in cells) + " |"
+        )
+    return lines
+
+
+def speed() -> list[str]:
+    """The built-in client and the engine's own tool on one endpoint, one after the other."""
+    steps = {r["step"]: r for r in read("answers.jsonl")}
+    lines = ["| users | TTFT built-in | vllm bench serve | TPOT built-in | vllm bench serve | tokens/s built-in | vllm bench serve |"]
+    lines.append("|" + "---|" * 7)
+    both = [steps[f"bench {tool}"]["answer"]["points"] for tool in ("builtin", "vllm") if f"bench {tool}" in steps]
+    for own, theirs in zip(*both, strict=False) if len(both) == 2 else ():
+        cells = [str(own["concurrency"])]
+        cells += [f"{1000 * p['ttft']['p50']:.1f} ms" for p in (own, theirs)] + [f"{1000 * p['tpot']['p50']:.2f} ms" for p in (own, theirs)]
+        cells += [f"{p['output_tokens'] / p['seconds']:.0f}" for p in (own, theirs)]
+        lines.append("| " + " | ".join(cells) + " |")
+    return lines
+
+
+def collectives() -> list[str]:
+    path = HERE / "results" / "collectives.json"
+    if not path.exists():
+        return []
+    lines = ["| NCCL settings | right sums | small message | 64 MiB |", "|---|---|---|---|"]
+    for c in json.loads(path.read_text())["collectives"]:
+        settings = " ".join(f"{k}={v}" for k, v in c["settings"].items()) or "none"
+        speed_of = f"{c['large_bytes_per_second'] / 1e9:.0f} GB/s"
+        lines.append(f"| {settings} | {'yes' if c['equal'] else 'no'} | {1e6 * c['small_seconds']:.0f} us | {speed_of} |")
     return lines
 
 
@@ -96,20 +176,19 @@ def machines() -> list[str]:
 
 def body() -> str:
     answers = asked()
-    parts = [
-        *machines(),
-        "",
-        "### Prediction",
-        "",
-        *summary(answers),
-        "",
-        *prediction(answers),
-        "",
-        "### Phases of these starts, seconds",
-        "",
-        *starts(),
-    ]
-    return "\n".join(parts)
+    chapters = {
+        "Prediction": [*summary(answers), "", *prediction(answers)],
+        "Where the rest of the memory goes, GiB": parts(),
+        "Phases of these starts, seconds": starts(),
+        "Start to ready with 22.9 GiB of real NVFP4 files (kimi3, eager)": times(),
+        "Failures, each to an endpoint or to its story": stories(),
+        "Speed of SmolLM2-135M on one H200, by two tools": speed(),
+        "All-reduce between two H200s, as `probe --all-reduce` measures it": collectives(),
+    }
+    lines = machines()
+    for title, chapter in chapters.items():
+        lines += ["", f"### {title}", "", *chapter]
+    return "\n".join(lines)
 
 
 def main() -> int:
