@@ -113,28 +113,26 @@ class Asked(NamedTuple):
         return int(_flag(self.row, "--max-model-len") or self.row.get("max_model_len", 8192))
 
 
-def ask_all(venvs: list[Path], rows: dict[str, list[Row]]) -> dict[str, dict[str, list[Said]]]:
-    """Every peer that an environment has, on every row; equal questions are asked once."""
+def question_of(row: Row) -> str:
+    """What a peer is asked about a row: equal questions are asked once."""
+    q = Asked(Path(), row, "", "", Path())
+    return f"{row['model']} tp{row['tp']} on {row['gpu']} of {q.total:g} GiB x {q.utilization:g}, {q.context} tokens"
+
+
+def ask_all(venvs: list[Path], rows: list[Row]) -> dict[str, dict[str, Said]]:
+    """Every peer that an environment has, on every row: its answers by question. None of them is asked about pipeline stages."""
     homes = {name: venv for name, (program, _) in PEERS.items() for venv in venvs if (venv / "bin" / program).exists()}
-    said: dict[str, dict[str, list[Said]]] = {name: {kind: [] for kind in rows} for name in homes}
-    known: dict[str, Said] = {}
+    said: dict[str, dict[str, Said]] = {name: {} for name in homes}
     with tempfile.TemporaryDirectory() as root, SparseHub(Path(root)) as hub:
-        for kind, asked in rows.items():
-            for row in asked:
-                repo = f"org/{row['model'].replace('/', '-')}"
-                folder = Path(root) / repo / "main"
-                headers = sum(g.count for g in checkpoint(row["model"]).tensor_groups) <= HEADER_TENSORS
-                if not folder.exists():
-                    write_folder(checkpoint(row["model"]), raw_config(row["model"]), folder, headers=headers)
-                for name, venv in homes.items():
-                    if row.get("pp", 1) > 1:  # none of them is asked about pipeline stages
-                        said[name][kind].append(Said())
-                        continue
-                    question = Asked(venv, row, hub.url, repo, folder)
-                    key = f"{name} {repo} {row['tp']} {row['gpu']} {question.total} {question.utilization} {question.context}"
-                    if key not in known:
-                        known[key] = PEERS[name][1](question) if headers or name == "aiconfigurator" else Said()
-                    said[name][kind].append(known[key])
+        for row in rows:
+            repo, question = f"org/{row['model'].replace('/', '-')}", question_of(row)
+            folder, model = Path(root) / repo / "main", checkpoint(row["model"])
+            headers = sum(g.count for g in model.tensor_groups) <= HEADER_TENSORS
+            if not folder.exists():
+                write_folder(model, raw_config(row["model"]), folder, headers=headers)
+            for name, venv in homes.items():
+                if question not in said[name] and row.get("pp", 1) == 1 and (headers or name == "aiconfigurator"):
+                    said[name][question] = PEERS[name][1](Asked(venv, row, hub.url, repo, folder))
     return said
 
 

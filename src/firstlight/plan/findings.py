@@ -7,6 +7,7 @@ from firstlight.core.plan import Candidate, Rejected
 from firstlight.core.units import gib
 from firstlight.plan.evaluate import CONTEXT_BYTES, Outcome
 from firstlight.plan.layouts import Layout
+from firstlight.plan.numbers import number
 from firstlight.plan.reserve import graph_sizes
 from firstlight.plan.search import layout_pinned, utilization_of
 from firstlight.plan.situation import Situation
@@ -53,6 +54,15 @@ def findings_of(s: Situation, best: Outcome | None) -> Iterator[Finding]:
             message=f"vLLM {s.engine.version} is not among the releases whose memory terms were read",
             evidence=["read: 0.14 to 0.33"],
             note="the nearest release's terms are used; intervals before 0.14 are wider",
+        )
+    if number(s.checkpoint.config, "hc_mult"):
+        yield Finding(
+            code="architecture-not-measured",
+            severity=Severity.NOTE,
+            message="no start of this architecture was measured: its activation peak is a guess",
+            evidence=[f"architectures: {', '.join(s.checkpoint.architectures) or 'none named'}"],
+            note="weights and KV cache are computed as for any model; the interval of what is left is wide",
+            hint="`firstlight rehearse` measures it on the real GPUs in about a minute",
         )
     if s.gpu is None:
         yield Finding(

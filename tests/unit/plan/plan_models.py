@@ -73,7 +73,7 @@ def rows(name: str) -> list[dict[str, Any]]:
 @cache
 def checkpoint(name: str) -> Checkpoint:
     """A config-only checkpoint: from the table's shapes by hand, or a whole config through inspect (`gpu/NAME`: bench/gpu/models.py)."""
-    if name.startswith("gpu/"):
+    if name.startswith("gpu/") and name not in table():
         return inspected(name, *gpu_model(name.removeprefix("gpu/")))
     row = table()[name]
     if "whole_config" in row:
@@ -107,7 +107,7 @@ def checkpoint(name: str) -> Checkpoint:
 
 def raw_config(name: str) -> dict[str, Any] | None:
     """config.json as it stands, where a model is known by its whole config."""
-    return gpu_model(name.removeprefix("gpu/"))[0] if name.startswith("gpu/") else table()[name].get("whole_config")
+    return table()[name].get("whole_config") if name in table() else gpu_model(name.removeprefix("gpu/"))[0]
 
 
 def gpu_model(name: str) -> tuple[dict[str, Any], dict[str, Any] | None]:

@@ -2,12 +2,14 @@
 
 import statistics
 
+import msgspec
 import pytest
 from plan_measured import logged_tokens, promise
-from plan_models import checkpoint, rows
+from plan_models import checkpoint, inspected, rows
 
+from firstlight.core.checkpoint import KvCacheGroup
 from firstlight.core.units import GIB
-from firstlight.plan.kv import kv_plan, token_bytes
+from firstlight.plan.kv import dtype_key, kv_plan, token_bytes
 from firstlight.plan.layouts import Layout
 
 
@@ -91,6 +93,36 @@ def test_the_first_users_pool_in_bytes() -> None:
     found = promise(row)
     assert found.covered
     assert abs(found.pool_error) < 0.04
+
+
+SPARSE = {
+    "architectures": ["DeepseekV32ForCausalLM"], "model_type": "deepseek_v32", "hidden_size": 7168, "intermediate_size": 18432,
+    "moe_intermediate_size": 2048, "num_hidden_layers": 61, "num_attention_heads": 128, "num_key_value_heads": 128, "n_routed_experts": 256,
+    "n_shared_experts": 1, "num_experts_per_tok": 8, "first_k_dense_replace": 3, "q_lora_rank": 1536, "kv_lora_rank": 512,
+    "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128, "index_topk": 2048, "index_n_heads": 64, "index_head_dim": 128,
+    "vocab_size": 129280, "max_position_embeddings": 163840,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("dtype", "size"), [("bf16", 61 * (1152 + 132)), ("fp8", 61 * (656 + 132)), ("fp8_ds_mla", 61 * (656 + 132))])
+def test_sparse_attention_caches_the_latent_and_the_indexers_key(dtype: str, size: int) -> None:
+    """DeepSeek-V3.2: 48,068 bytes a token with the packed FP8 latent."""
+    assert token_bytes(inspected("sparse", SPARSE), dtype_key(dtype), 8) == size
+
+
+def test_nvfp4_caches_take_half_a_byte_and_a_scale_for_sixteen() -> None:
+    model = checkpoint("gpu/llama8b")
+    assert token_bytes(model, dtype_key("nvfp4"), 1) == 32 * 8 * 2 * (128 // 2 + 128 // 16)
+    assert token_bytes(model, dtype_key("nvfp4"), 8) * 8 == token_bytes(model, dtype_key("nvfp4"), 1)
+
+
+def test_layers_that_share_anothers_cache_take_none() -> None:
+    base = checkpoint("llama-3.1-8b")
+    own, shared = base.kv_cache_groups[0].layers[:16], base.kv_cache_groups[0].layers[16:]
+    full = msgspec.structs.replace(base.kv_cache_groups[0], layers=own)
+    sharing = msgspec.structs.replace(base, kv_cache_groups=[full, KvCacheGroup(kind="shared", layers=shared)])
+    whole, half = (kv_plan(model, Layout(), "bf16") for model in (base, sharing))
+    assert half.block_bytes * 2 == whole.block_bytes
 
 
 def test_a_pipeline_stage_holds_neither_anothers_sampler_nor_communication_for_tensors() -> None:

@@ -359,6 +359,16 @@ def test_a_model_with_its_own_selector_is_not_refused_by_the_general_one() -> No
     assert all(r.code != "attn-backend-unsupported-kv-dtype" for r in found.rejected)
 
 
+def test_an_architecture_that_nobody_measured_is_said_and_its_interval_is_wide() -> None:
+    base = checkpoint("deepseek-v3")
+    found = planned(msgspec.structs.replace(base, config=base.config | {"hc_mult": 4}), "8xh200-141gb-sxm", "0.26.0")
+    assert "architecture-not-measured" in {f.code for f in found.findings}
+    assert found.best is not None
+    assert found.best.per_gpu is not None
+    peak = found.best.per_gpu.activation_peak
+    assert (peak.high or 0) > 1.9 * (peak.mid or 0)
+
+
 def test_who_holds_the_memory_is_named_where_an_empty_gpu_would_do() -> None:
     machine = imagine("1xh100-80gb-sxm")
     holder = GpuProcess(pid=71, user="eva", memory_bytes=70 * GIB, command="python3 train.py", unit="train.service")
