@@ -151,6 +151,7 @@ MODELS: dict[str, Any] = {
     "kimi3": lambda: kimi(3),
     "kimi5": lambda: kimi(5),
     "kimi9": lambda: kimi(9),
+    "kimi61": lambda: kimi(61),
     "llama8b": llama8b,
     "llama8b-fp8": lambda: llama8b(quantization_config=FP8_BLOCK),
     "qwen3moe": qwen3moe,
