@@ -12,7 +12,7 @@ def command() -> None:
     """Compile, autotune and kernel caches, one place per engine build and GPU; overlays of checkpoints."""
 
 
-@command.command("list")
+@command.command("list", short_help="every cache with its size")
 @click.option("--host", "host_name", default="local", show_default=True, metavar="HOST", help="local, or ssh://USER@HOST.")
 @output_option
 def list_(host_name: str, output: str) -> int:
@@ -42,7 +42,7 @@ def list_(host_name: str, output: str) -> int:
     return 0
 
 
-@command.command("prune")
+@command.command("prune", short_help="remove caches by path, by age, or all")
 @click.argument("paths", nargs=-1)
 @click.option("--older-than", "days", type=float, help="Caches that no start has used for that many days.")
 @click.option("--all", "every", is_flag=True, help="Every cache.")

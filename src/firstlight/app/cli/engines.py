@@ -20,7 +20,7 @@ def command() -> None:
     """Engines in environments of their own: list, install, remove; what a release picks, and what an upgrade changes."""
 
 
-@command.command("list")
+@command.command("list", short_help="what is here")
 @output_option
 def list_(output: str) -> int:
     """Engines that firstlight made an environment for, and those it finds on this machine."""
@@ -63,7 +63,7 @@ def _found() -> list[EngineInstall]:
     return [row for row in find_here(open_host("local"), []) if row.python is None or row.python not in ours]
 
 
-@command.command()
+@command.command(short_help="make an environment with one release")
 @click.argument("engine", metavar="ENGINE[@VERSION]")
 @click.option("--cpu", is_flag=True, help="The CPU build: for trying, testing and asking without a GPU.")
 @click.option("--to", type=click.Path(file_okay=False), help="The environment's folder.  [default: the data folder]")
@@ -129,7 +129,7 @@ def _show_installed(made: EngineInstall, seconds: float | None) -> None:
     click.echo(f"  {made.python}")
 
 
-@command.command()
+@command.command(short_help="remove an environment that firstlight made")
 @click.argument("environment", metavar="ENGINE@VERSION[-cpu]|FOLDER")
 @click.option("--yes", is_flag=True, help="Do not ask.")
 def remove(environment: str, yes: bool) -> int:
@@ -148,7 +148,7 @@ def remove(environment: str, yes: bool) -> int:
     return 0
 
 
-@command.command()
+@command.command(short_help="which kernels a release picks on a GPU")
 @click.argument("engine", metavar="vllm@VERSION")
 @click.option("--gpu", required=True, metavar="SM|NAME", help="sm_120, 12.0, or a GPU's name: rtx-pro-6000-blackwell.")
 @click.option("--layer", help="Only this kind: gqa128, mla576, moe-nvfp4, …")
@@ -162,7 +162,7 @@ def show(engine: str, gpu: str, layer: str | None, output: str) -> int:
     return 0
 
 
-@command.command()
+@command.command(short_help="what an upgrade changes on a GPU")
 @click.argument("before", metavar="vllm@OLD")
 @click.argument("after", metavar="vllm@NEW")
 @click.option("--gpu", required=True, metavar="SM|NAME", help="sm_120, 12.0, or a GPU's name.")
@@ -177,7 +177,7 @@ def diff(before: str, after: str, gpu: str, show_all: bool, output: str) -> int:
     return 0
 
 
-@command.command()
+@command.command(short_help="a release's Python files, for asking offline")
 @click.argument("releases", nargs=-1, required=True, metavar="vllm@VERSION...")
 @click.option("--python", "python", default=None, help="The Python whose pip is asked.  [default: the one that runs firstlight]")
 def source(releases: tuple[str, ...], python: str | None) -> int:

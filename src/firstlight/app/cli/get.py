@@ -15,7 +15,7 @@ def command() -> None:
     """Lists what firstlight knows."""
 
 
-@command.command("runs")
+@command.command("runs", short_help="runs on this machine, newest first")
 @click.option("--all", "show_all", is_flag=True, help="Stopped and failed runs too.")
 @output_option
 def runs(show_all: bool, output: str) -> int:
@@ -44,7 +44,7 @@ def _row(run: Run) -> tuple[str, ...]:
     return (run.name, state, format_seconds(time.time() - run.created), run.engine or "-", endpoint, run.id)
 
 
-@command.command("gpus")
+@command.command("gpus", short_help="GPUs of the catalog, as --gpu takes them")
 @output_option
 def gpus(output: str) -> int:
     """GPUs of the catalog, as `--gpu 8xNAME` takes them."""
@@ -59,7 +59,7 @@ def gpus(output: str) -> int:
     return 0
 
 
-@command.command("events")
+@command.command("events", short_help="one run's event stream")
 @click.argument("run")
 @output_option
 def events(run: str, output: str) -> int:

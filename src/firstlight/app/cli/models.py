@@ -29,7 +29,7 @@ def command(ctx: click.Context, output: str) -> int:
     return 0
 
 
-@command.command("list")
+@command.command("list", short_help="what is cached, largest first")
 @output_option
 def list_(output: str) -> int:
     """Models in the Hugging Face cache and in firstlight's own, largest first."""
@@ -38,7 +38,7 @@ def list_(output: str) -> int:
     return 0
 
 
-@command.command()
+@command.command(short_help="remove a model from the disk")
 @click.argument("name")
 @click.option("--confirm", metavar="NAME", help="The name once more, where nobody can be asked.")
 def rm(name: str, confirm: str | None) -> int:

@@ -12,7 +12,7 @@ def command() -> None:
     """Rules are TOML: one is added without Python. `rules test` runs every rule against the logs that belong to it."""
 
 
-@command.command("list")
+@command.command("list", short_help="every rule: code, role, engines, title")
 @click.option("--file", "files", multiple=True, type=click.Path(exists=True, dir_okay=False, path_type=Path), help="Your own rule file.")
 def list_rules(files: tuple[Path, ...]) -> int:
     """Prints code, role, engines and title of every rule."""
@@ -26,7 +26,7 @@ def list_rules(files: tuple[Path, ...]) -> int:
     return 0
 
 
-@command.command("test")
+@command.command("test", short_help="rules against their hit and miss logs")
 @click.argument("folder", type=click.Path(exists=True, file_okay=False, path_type=Path), default=Path("tests/rules"))
 @click.option("--file", "files", multiple=True, type=click.Path(exists=True, dir_okay=False, path_type=Path), help="Your own rule file.")
 @click.option("--code", help="Only this code.")

@@ -23,7 +23,7 @@ def command() -> None:
     """A verified run as a systemd service: ready only after a verified answer, watched by its tokens, restarted with back-off."""
 
 
-@command.command("install")
+@command.command("install", short_help="make a service of a verified run, or of a plan")
 @click.argument("run", metavar="RUN|PLAN")
 @scope_option
 @click.option("--name", help="The service's name; the run's when not said.")
@@ -61,7 +61,7 @@ def install(run: str, scope: str | None, output: str, **options: Any) -> int:
     return 0
 
 
-@command.command("list")
+@command.command("list", short_help="services that firstlight installed here")
 @output_option
 def list_(output: str) -> int:
     """Services that firstlight installed here."""
@@ -74,7 +74,7 @@ def list_(output: str) -> int:
     return 0
 
 
-@command.command("status")
+@command.command("status", short_help="what the manager says of it; 0: it serves")
 @click.argument("name")
 @scope_option
 @output_option
@@ -99,7 +99,7 @@ def status(name: str, scope: str | None, output: str) -> int:
     return Exit.OK if state.active == "active" else Exit.ENGINE_FAILED
 
 
-@command.command("logs")
+@command.command("logs", short_help="the engine's log of the latest start")
 @click.argument("name")
 @scope_option
 @click.option("-f", "--follow", is_flag=True, help="Keep printing what comes.")
@@ -121,7 +121,7 @@ def logs(name: str, scope: str | None, follow: bool, tail: int, journal: bool) -
     return int(log_command.callback(run=folder.name, follow=follow, tail=tail))
 
 
-@command.command("restart")
+@command.command("restart", short_help="stop it and start the same verified plan")
 @click.argument("name")
 @scope_option
 @output_option
@@ -145,7 +145,7 @@ def restart(name: str, scope: str | None, output: str) -> int:
     return 0
 
 
-@command.command("uninstall")
+@command.command("uninstall", short_help="stop it, remove unit and folder")
 @click.argument("name")
 @scope_option
 def uninstall(name: str, scope: str | None) -> int:
