@@ -11,7 +11,7 @@ from firstlight.core.ports import Host
 from firstlight.core.units import GIB
 from firstlight.probe import gpus
 from firstlight.probe.fact import Fact, Gathered, gather
-from firstlight.probe.facts import allreduce, cuda, network, nvidia, peers, processes, readspeed, storage, system, tools, topology
+from firstlight.probe.facts import allreduce, cuda, memspeed, network, nvidia, peers, processes, readspeed, storage, system, tools, topology
 
 SHM = "/dev/shm"
 DRIVER = "/proc/driver/nvidia/version"
@@ -27,7 +27,8 @@ def probe_machine(
 ) -> Machine:
     """Facts of one host. paths: places whose file system and free space matter (the checkpoint, the caches, the run folders).
 
-    raw: filled with each command's text by fact name. measure_reads: reads at most 1 GiB under each path, past the page cache.
+    raw: filled with each command's text by fact name. measure_reads: reads at most 1 GiB under each path, past the page cache,
+    and copies memory for a moment where no GPU is.
     test_peers: copies between idle GPUs and compares what arrives (64 MiB on each, under a second a pair).
     Raises HostError when the host cannot be reached; a fact that cannot be had is None.
     """
@@ -177,4 +178,6 @@ def _with_speeds(host: Host, machine: Machine, got: Gathered) -> Machine:
         fact = readspeed.read_speed(place.path)
         gather(host, [fact], got)
         rows.append(msgspec.structs.replace(place, read_bytes_per_second=got.value(fact)))
-    return msgspec.structs.replace(machine, storage=rows)
+    if not machine.accelerators:
+        gather(host, [memspeed.MEMORY_SPEED], got)
+    return msgspec.structs.replace(machine, storage=rows, memory_bandwidth_bytes_per_second=got.value(memspeed.MEMORY_SPEED))

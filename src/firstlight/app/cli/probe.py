@@ -11,7 +11,11 @@ from firstlight.app.output import emit, output_option
 @click.option("--host", default="local", show_default=True, metavar="HOST", help="local, or ssh://USER@HOST.")
 @click.option("--engine-python", metavar="PATH", help="Another interpreter to ask for engines.")
 @click.option("--no-engines", is_flag=True, help="Do not look for engines.")
-@click.option("--read-speed", is_flag=True, help="Measure how fast each PATH reads (direct I/O, at most 1 GiB, 3 s).")
+@click.option(
+    "--read-speed",
+    is_flag=True,
+    help="Measure how fast each PATH reads (direct I/O, at most 1 GiB, 3 s) and, without a GPU, how fast memory is.",
+)
 @click.option("--peer-copies", is_flag=True, help="Copy between idle GPUs and compare what arrives (64 MiB on each).")
 @click.option("--all-reduce", is_flag=True, help="Time a short all-reduce under a few NCCL settings (idle GPUs, seconds each).")
 @click.option("--raw", metavar="FOLDER", help="Keep each command's own text there, a file a fact.")
