@@ -28,9 +28,9 @@ class Home:
         names = {"STATE": "state", "CACHE": "cache", "DATA": "data", "CONFIG": "config"}
         self.env = {"HOME": str(self.home), "CI": "1", "XDG_RUNTIME_DIR": RUNTIME}
         self.env |= {f"XDG_{k}_HOME": str(self.home / v) for k, v in names.items()}
-        self.machine.run("mkdir", "-p", "/etc/systemd/system/user@.service.d")
+        self.machine.run("mkdir", "-p", "/etc/systemd/system/user@0.service.d")
         settings = " ".join(f'"{k}={v}"' for k, v in self.env.items())
-        self.machine.path("/etc/systemd/system/user@.service.d/home.conf").write_text(f"[Service]\nEnvironment={settings}\n")
+        self.machine.path("/etc/systemd/system/user@0.service.d/home.conf").write_text(f"[Service]\nEnvironment={settings}\n")
         self.machine.run("systemctl", "daemon-reload")
 
     def cli(self, *words: str, ok: bool = True) -> str:
@@ -101,20 +101,8 @@ def test_root_installs_a_system_service_that_runs_as_the_user_who_verified(home:
     model = f"{THERE}/my model.gguf"
     shutil.copy(demo_gguf, home.machine.path(model))
     inside("chown", USER, model)
-    words = [
-        "up",
-        model,
-        "--name",
-        "theirs",
-        "--engine",
-        "llamacpp",
-        "--engine-python",
-        sys.executable,
-        "--skip",
-        "bench",
-        "--context",
-        "2048",
-    ]
+    words = ["up", model, "--name", "theirs", "--engine", "llamacpp", "--engine-python", sys.executable]
+    words += ["--skip", "bench", "--context", "2048"]
     login = ["env", "-i", f"HOME={THERE}", "PATH=/usr/bin:/bin", "CI=1", sys.executable, "-m", "firstlight"]
     up = inside("runuser", "-u", USER, "--", *login, *words, "--generate-key", "--", "--threads", "1", seconds=600)
     assert up.returncode == 0, up.stderr
@@ -129,6 +117,26 @@ def test_root_installs_a_system_service_that_runs_as_the_user_who_verified(home:
     assert float(shown.partition("service: ")[2].split()[0]) < 3.5, shown
     assert inside(*root, "uninstall", "theirs").returncode == 0
     assert inside("pgrep", "-u", USER).stdout == ""
+    _as_a_user_without_rights(home, folder, login)
+
+
+def _as_a_user_without_rights(home: Home, folder: str, login: list[str]) -> None:
+    """The same run as a service of the user's own manager; limits that it may not raise are taken as far as they go."""
+    inside, uid = home.machine.run, home.machine.run("id", "-u", USER).stdout.strip()
+    own = ["runuser", "-u", USER, "--", login[0], login[1], f"XDG_RUNTIME_DIR=/run/user/{uid}", *login[2:], "service"]
+    install = [*own, "install", folder, "--user", "--yes", "--ignore", "throw-away-environment"]
+    inside("systemctl", "start", f"user@{uid}")
+    refused = inside(*install).stderr
+    assert "linger-off" in refused
+    assert f"loginctl enable-linger {USER}: " in refused, "asked, and denied by logind: said in its words"
+    assert inside("loginctl", "enable-linger", USER).returncode == 0
+    installed = inside(*install, seconds=600)
+    assert installed.returncode == 0, installed.stdout + installed.stderr
+    assert "is active" in installed.stdout
+    assert inside(*own, "status", "theirs").returncode == 0
+    assert inside(*own, "restart", "theirs", seconds=600).returncode == 0
+    assert inside(*own, "uninstall", "theirs").returncode == 0
+    assert "--alias" not in inside("ps", "-u", USER, "-o", "args").stdout
 
 
 def _answer(home: Home, endpoint: dict[str, str], key: str) -> tuple[int, str]:

@@ -9,10 +9,15 @@ import msgspec
 import pytest
 
 from firstlight.app import holders
+from firstlight.app.consent import Consent
+from firstlight.app.emitter import Emitter
 from firstlight.app.ending import end
 from firstlight.app.reconcile import reconcile
+from firstlight.app.session import Session, UpOptions
 from firstlight.app.store import RunFolder, RunStore
-from firstlight.core.errors import FirstlightError, HostError
+from firstlight.core.checkpoint import Checkpoint
+from firstlight.core.errors import ConsentError, FirstlightError, HostError
+from firstlight.core.intent import Intent
 from firstlight.core.machine import Accelerator, GpuProcess, Machine
 from firstlight.core.run import RunState
 from firstlight.probe.local import LocalHost
@@ -74,3 +79,32 @@ def test_a_model_that_a_closed_folder_hides_there_is_only_here(tmp_path: Path) -
     assert only_here(str(tmp_path / "m.gguf"), Closed()) == str(tmp_path / "m.gguf")
     assert only_here("org/name", Closed()) is None
     assert only_here(str(tmp_path / "m.gguf"), LocalHost()) is None
+
+
+async def test_a_large_model_is_copied_after_a_yes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from firstlight.app.copying import Copy
+    from firstlight.app.stages import start
+
+    class There(LocalHost):
+        name, is_local = "ssh://spark", False  # type: ignore[assignment]
+
+    (tmp_path / "m.gguf").write_bytes(b"x")
+    intent = Intent(model=str(tmp_path / "m.gguf"))
+    session = Session(
+        intent=intent,
+        options=UpOptions(),
+        host=There(),
+        adapters=[],
+        store=RunStore(),
+        consent=Consent(),
+        emitter=Emitter(None, []),
+        name="m",
+    )
+    session.checkpoint = Checkpoint(ref=intent.model, format="gguf")
+    monkeypatch.setattr(start, "only_here", lambda model, host: model)
+    monkeypatch.setattr(start, "plan_copy", lambda here, host: Copy("/", [("m.gguf", 3 << 30)], "/there", "/there/m.gguf"))
+    with pytest.raises(ConsentError) as refused:
+        await start.fetch(session)
+    assert "--allow copy-model" in str(refused.value.hint)
+    assert "3.0 GiB" in refused.value.message
+    assert "to /there on ssh://spark" in refused.value.evidence
