@@ -145,6 +145,7 @@ def measure(args: argparse.Namespace, bench: Bench, folder: Path) -> None:
     names = ("fetch_alone", "rehearsal_alone", "fetch_beside", "rehearsal_beside")
     medians = {name: round(statistics.median(row[i] for row in rows), 1) for i, name in enumerate(names)}
     result = {
+        "command": "python bench/beside.py --python PYTHON " + f"--link {args.link:g} --layers {args.layers}",
         "bytes": total,
         "link_bytes_per_second": args.link * 1e6,
         "cpus": os.cpu_count(),
@@ -152,7 +153,9 @@ def measure(args: argparse.Namespace, bench: Bench, folder: Path) -> None:
         "rounds": args.rounds,
         "seconds": medians,
     }
-    (HERE / "results" / "beside.json").write_text(json.dumps(result, indent=2) + "\n")
+    path = HERE / "results" / "beside.json"
+    results = json.loads(path.read_text()) if path.exists() else {}
+    path.write_text(json.dumps(results | {f"link-{args.link:g}MB": result}, indent=2) + "\n")
 
 
 if __name__ == "__main__":

@@ -3,7 +3,8 @@
     python bench/fetch.py [--shards 16] [--mib 64] [--rounds 5] [--to DIR] [--link MB]
 
 plain: threads, http.client, `readinto` a 1 MiB buffer, `write`; no hash, no resume, no checks: as lean as Python gets.
-checked: the same, then sha256 of every file, as a careful person does it. hub: huggingface_hub.snapshot_download, 8 workers, no hash.
+hashed: the same, and sha256 of the bytes as they come: what checking costs at least. checked: plain, then sha256 of every file.
+hub: huggingface_hub.snapshot_download, 8 workers, no hash.
 --link: the server sends at most so many MB/s over all connections, as a network does; without it the CPUs are the limit.
 Each round runs all of them in turn, each in a process of its own; imports are not counted.
 """
@@ -29,10 +30,10 @@ HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent / "tests"))
 from hub.models import COMMIT, REPO, write_model  # noqa: E402
 
-PLAIN, CHECKED, HUB, OURS = KINDS = ("plain", "checked", "hub", "firstlight")
+PLAIN, HASHED, CHECKED, HUB, OURS = KINDS = ("plain", "hashed", "checked", "hub", "firstlight")
 
 
-def plain(port: int, names: list[str], to: Path, connections: int) -> None:
+def plain(port: int, names: list[str], to: Path, connections: int, *, hashes: bool = False) -> None:
     todo: queue.SimpleQueue[str] = queue.SimpleQueue()
     for name in names:
         todo.put(name)
@@ -46,9 +47,12 @@ def plain(port: int, names: list[str], to: Path, connections: int) -> None:
                 return
             connection.request("GET", f"/plain/{REPO}/{COMMIT}/{name}")
             response = connection.getresponse()
+            digest = hashlib.sha256()
             with (to / name).open("wb", buffering=0) as out:
                 while n := response.readinto(buffer):
                     out.write(memoryview(buffer)[:n])
+                    if hashes:
+                        digest.update(memoryview(buffer)[:n])
 
     threads = [threading.Thread(target=worker) for _ in range(connections)]
     for thread in threads:
@@ -90,8 +94,8 @@ def child(which: str, port: int, to: Path, connections: int, names: list[str]) -
 
         import firstlight.fetch.fetch  # noqa: F401
     begun = time.perf_counter()
-    if which in (PLAIN, CHECKED):
-        plain(port, names, to, connections)
+    if which in (PLAIN, HASHED, CHECKED):
+        plain(port, names, to, connections, hashes=which == HASHED)
     if which == CHECKED:
         checked(to, names)
     elif which == HUB:
@@ -188,6 +192,7 @@ def show(args: argparse.Namespace, rounds: list[dict[str, dict[str, float]]], to
     cells = " ".join(f"{total / medians[w] / 1e6:>14.0f}" for w in KINDS)
     print(f"median {cells} {medians[PLAIN] / medians[OURS]:>9.2f} {medians[HUB] / medians[OURS]:>7.2f}")
     result = {
+        "command": "python bench/fetch.py " + " ".join(sys.argv[1:]),
         "bytes": total,
         "rounds": args.rounds,
         "cpus": os.cpu_count(),
@@ -196,6 +201,7 @@ def show(args: argparse.Namespace, rounds: list[dict[str, dict[str, float]]], to
         "median_bytes_per_second": {w: round(total / medians[w]) for w in KINDS},
         "cpu_seconds": {w: round(statistics.median(r[w]["cpu_seconds"] for r in rounds), 2) for w in KINDS},
         "of_plain": round(medians[PLAIN] / medians[OURS], 3),
+        "of_hashed": round(medians[HASHED] / medians[OURS], 3),
         "of_checked": round(medians[CHECKED] / medians[OURS], 3),
         "of_hub": round(medians[HUB] / medians[OURS], 3),
         "peak_mib": round(max(r[OURS]["peak_mib"] for r in rounds)),

@@ -16,6 +16,7 @@ from firstlight.fetch.source import Body, Changed, RemoteFile, Retry
 BUFFER = 1 << 20
 FIRST_CONNECTIONS = 4
 TUNE_SECONDS, TUNE_AGAIN = 1.0, 20.0
+SPLIT_SECONDS = 1.0
 WRONG_BYTES_ATTEMPTS = 3
 WHOLE_ANSWERS = 20
 Opener = Callable[[RemoteFile, int, int | None], Body]
@@ -60,7 +61,7 @@ class Transfer:
 
     def __init__(self, jobs: Sequence[FileJob], opener: Opener, landed: Landed, settings: Settings) -> None:
         self.jobs, self._opener, self._landed, self._settings = list(jobs), opener, landed, settings
-        self._unfinished = deque(self.jobs)
+        self._unfinished, self._begun = deque(self.jobs), time.monotonic()
         self.stop = threading.Event()
         self.limit = RateLimit(settings.limit_rate, self.stop)
         self.changed = threading.Condition()
@@ -142,8 +143,12 @@ class Transfer:
                 if self._may_land(job):
                     return job, None
         longest = max((j for j in self._unfinished if j.state == "fetching"), key=FileJob.rest, default=None)
-        half = longest.split() if longest else None
+        half = longest.split() if longest and longest.rest() >= SPLIT_SECONDS * self._pace() else None
         return (longest, half) if longest and half else None
+
+    def _pace(self) -> float:
+        """Bytes per second of one connection so far: what it has left for less than a second, another request would not bring sooner."""
+        return self.share.received / max(time.monotonic() - self._begun, 0.05) / max(1, self.share.active)
 
     def _may_land(self, job: FileJob) -> bool:
         """True once per complete file."""

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from hub.models import COMMIT, REPO, digests, write_model
 from hub.server import Hub
+from huggingface_hub import close_session
 
 from firstlight.core.errors import HostError
 from firstlight.fetch.fetch import fetch
@@ -49,9 +50,13 @@ def test_a_folder_over_https_with_faults(secure: Hub, certificate: Path, tmp_pat
 
 
 def test_a_hub_over_https(secure: Hub, certificate: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SSL_CERT_FILE", str(certificate))  # huggingface_hub reads this process's own
+    monkeypatch.setenv("SSL_CERT_FILE", str(certificate))  # huggingface_hub reads this process's own, once
     env = {"HOME": str(tmp_path / "home"), "HF_ENDPOINT": secure.url, "SSL_CERT_FILE": str(certificate)}
-    fetched = asyncio.run(fetch(REPO, env=env, patience=5))
+    close_session()
+    try:
+        fetched = asyncio.run(fetch(REPO, env=env, patience=5))
+    finally:
+        close_session()
     assert digests(Path(fetched.path)) == digests(secure.folder / REPO / COMMIT)
 
 
