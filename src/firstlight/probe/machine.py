@@ -135,7 +135,7 @@ def prove_peers(host: Host, machine: Machine, *, python: str | None) -> Machine:
     if any(link.p2p is False for link in copied.links):
         return copied
     over_pcie = any(link.kind != "nvlink" for link in copied.links)
-    settings = allreduce.SETTINGS if over_pcie else (allreduce.SETTINGS[0], allreduce.SETTINGS[-1])
+    settings = allreduce.SETTINGS if over_pcie else allreduce.WITH_AND_WITHOUT_PEERS
     return measure_collectives(host, copied, python=python, settings=settings)
 
 

@@ -113,9 +113,11 @@ def test_idle_gpus_are_proven_and_settings_are_tried_over_pcie_only() -> None:
     assert (proven.links[0].p2p, proven.links[0].bandwidth_bytes_per_second) == (True, 2.9e11)
     assert host.tried == ["", "NCCL_P2P_DISABLE=1"]
     assert [c.equal for c in proven.collectives] == [True, True]
+    assert host.tried[0] == "", "NCCL's own choice is measured first"
     pcie = replace(nvlink, links=[replace(nvlink.links[0], kind="sys")])
     host = Answering(GOOD)
-    assert len(prove_peers(host, pcie, python=None).collectives) == len(host.tried) == 6  # type: ignore[arg-type]
+    assert len(prove_peers(host, pcie, python=None).collectives) == len(host.tried) == 7  # type: ignore[arg-type]
+    assert (host.tried[0], host.tried[-1]) == ("", ""), "and again at the end"
 
 
 def test_copies_that_lose_data_are_enough_and_gpus_in_use_are_left_alone() -> None:
