@@ -50,9 +50,10 @@ def main() -> int:
         print(f"  {name.replace('_', ' '):<10} {taken['wall']:.2f} s wall, {taken['processor']:.2f} s of processor time")
     if venvs:
         document["peers"] = ask_all([v.absolute() for v in venvs], [r for r in rows("weights") + rows("kv") if "guessed" not in r])
-        _print_peers(document["peers"], weights, pools)
     elif RESULTS.exists():
         document["peers"] = json.loads(RESULTS.read_text()).get("peers")
+    if document.get("peers"):
+        _print_peers(document["peers"], weights, pools)
     RESULTS.parent.mkdir(exist_ok=True)
     RESULTS.write_text(json.dumps(document, indent=1) + "\n")
     return 0

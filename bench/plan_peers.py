@@ -219,9 +219,15 @@ def _modelinfo(q: Asked) -> Said:
         return Said()
     argv = [str(q.venv / "bin" / "modelinfo"), str(q.folder / "model.safetensors"), "--vllm", "--gpu", MODELINFO_GPUS[q.row["gpu"]]]
     lines = _run([*argv, "--gpu-util", str(q.utilization)]).splitlines()
-    weights = next((line.split("-")[-1].split()[0] for line in lines if "Static Weights" in line), None)
-    pool = next((line.split("=")[-1].split()[0] for line in lines if "KV Pool" in line), None)
-    return Said(float(weights) if weights else None, float(pool) if pool else None)
+    weights = next((line.split("-")[-1] for line in lines if "Static Weights" in line), None)
+    pool = next((line.split("=")[-1] for line in lines if "KV Pool" in line), None)
+    return Said(_gib(weights), _gib(pool))
+
+
+def _gib(text: str | None) -> float | None:
+    """`256.57 MB (BF16)`; what it calls GB are GiB."""
+    words = (text or "").split()
+    return float(words[0]) / (1024 if words[1] == "MB" else 1) if len(words) > 1 else None
 
 
 def _hf_mem(q: Asked) -> Said:

@@ -7,6 +7,7 @@ from firstlight.core.plan import Candidate, Rejected
 from firstlight.core.units import gib
 from firstlight.plan.evaluate import CONTEXT_BYTES, Outcome
 from firstlight.plan.layouts import Layout
+from firstlight.plan.length import too_long
 from firstlight.plan.numbers import number
 from firstlight.plan.reserve import graph_sizes
 from firstlight.plan.search import layout_pinned, utilization_of
@@ -36,6 +37,8 @@ def machine_name(s: Situation) -> str:
 
 def blockers_of(s: Situation, tried: bool, rejected: list[Rejected]) -> list[Finding]:
     """What was pinned, or the model itself, cannot be built however much memory there is. tried: some layout could be budgeted."""
+    if (longer := too_long(s.checkpoint, s.wish)) is not None:
+        return [longer]
     pinned_kv = s.wish.pins.kv_cache_dtype
     for r in rejected:
         if r.layout == "kv auto" or (pinned_kv and r.layout == f"kv {pinned_kv}"):

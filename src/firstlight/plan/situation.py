@@ -10,6 +10,7 @@ from firstlight.core.checkpoint import Checkpoint
 from firstlight.core.errors import FirstlightError
 from firstlight.core.machine import Accelerator, EngineInstall, Machine
 from firstlight.core.plan import EngineRef
+from firstlight.plan.length import as_vllm_reads
 from firstlight.plan.numbers import experts_of
 from firstlight.plan.resident import Options, Resident
 from firstlight.plan.rungs import Evidence
@@ -74,7 +75,7 @@ def situation_of(
     terms = memory_terms(version, kind_of(checkpoint))
     free = [a.free_bytes for a in allowed if a.free_bytes is not None]
     return Situation(
-        checkpoint=checkpoint,
+        checkpoint=as_vllm_reads(checkpoint, wish),
         machine=machine,
         wish=wish,
         engine=EngineRef(name=engine.name, version=version),

@@ -21,6 +21,7 @@ from firstlight.plan.vllm_cpu import plan_vllm_cpu
 from firstlight.plan.wish import Wish
 
 ALTERNATIVES = 4
+MOST_STAGES = 256  # a refused layout's budget is shown up to here: beyond, it would take seconds and tell nothing
 
 
 class Found(Struct, kw_only=True):
@@ -154,7 +155,7 @@ def _unpinned(pins: Pins) -> Pins:
 def _pinned_anyway(s: Situation) -> Candidate | None:
     """The budget of a layout that is refused: its figures are shown all the same."""
     widest = sorted(layouts(s), key=lambda x: (-x.world, x.data_parallel_size, x.pipeline_parallel_size))
-    stages = max(s.checkpoint.num_hidden_layers or 0, 1)
+    stages = max(s.checkpoint.num_hidden_layers or 0, MOST_STAGES)
     buildable = [x for x in widest if (x.world <= s.world or layout_pinned(s)) and x.pipeline_parallel_size <= stages]
     return evaluate(s, choice_of(s, buildable[0], kv_dtypes(s)[0][0])).candidate if buildable else None
 

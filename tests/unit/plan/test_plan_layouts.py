@@ -123,6 +123,13 @@ def test_too_few_gpus_is_said_with_the_budget_all_the_same() -> None:
     assert found.best.per_gpu is not None
 
 
+def test_more_stages_than_layers_are_refused_with_the_layout_all_the_same() -> None:
+    found = planned("qwen3-32b", "8xh100-80gb-sxm", pipeline_parallel_size=100)
+    assert found.verdict == "blocked"
+    assert found.best is not None
+    assert found.best.pipeline_parallel_size == 100
+
+
 def test_a_small_model_leaves_the_other_gpus_alone() -> None:
     found = planned("llama-3.1-8b", "8xh100-80gb-sxm")
     assert found.best is not None
