@@ -119,8 +119,8 @@ def times() -> list[str]:
     """Start to ready of one model with real weight files, the bare command and `up` in turns."""
     lines = ["| page cache | pair | bare | `up` | ratio |", "|---|---|---|---|---|"]
     for cold in (True, False):
-        for pair in sorted({r["pair"] for r in read("times.jsonl") if r["cold"] is cold and r["pair"] >= 0}):
-            took = {r["way"]: r["seconds"] for r in read("times.jsonl") if (r["cold"], r["pair"]) == (cold, pair)}
+        for pair in sorted({r["pair"] for r in read("times/h200.jsonl") if r["cold"] is cold and r["pair"] >= 0}):
+            took = {r["way"]: r["seconds"] for r in read("times/h200.jsonl") if (r["cold"], r["pair"]) == (cold, pair)}
             bare, up = took.get("bare"), took.get("up")
             ratio = f"{up / bare:.2f}" if bare and up else "-"
             cells = ["cold" if cold else "warm", str(pair + 1), f"{bare} s" if bare else "not run", f"{up} s" if up else "not run", ratio]
@@ -130,7 +130,7 @@ def times() -> list[str]:
 
 def stories() -> list[str]:
     lines = ["| story | ends | seconds | attempts | what was seen and done | GPU memory after |", "|---|---|---|---|---|---|"]
-    for r in read("stories.jsonl"):
+    for r in read("stories/h200.jsonl"):
         told = r["told"]
         steps = [line[2:] for line in told["story"] if line.startswith(("- saw", "- changed"))]
         seen = "; ".join(f"{state} after {at} s" for at, state in told.get("states", []))
@@ -145,7 +145,7 @@ def stories() -> list[str]:
 
 def speed() -> list[str]:
     """The built-in client and the engine's own tool on one endpoint, one after the other."""
-    steps = {r["step"]: r for r in read("answers.jsonl")}
+    steps = {r["step"]: r for r in read("answers/h200.jsonl")}
     lines = ["| users | TTFT built-in | vllm bench serve | TPOT built-in | vllm bench serve | tokens/s built-in | vllm bench serve |"]
     lines.append("|" + "---|" * 7)
     both = [steps[f"bench {tool}"]["answer"]["points"] for tool in ("builtin", "vllm") if f"bench {tool}" in steps]
@@ -158,7 +158,7 @@ def speed() -> list[str]:
 
 
 def collectives() -> list[str]:
-    path = HERE / "results" / "collectives.json"
+    path = HERE / "results" / "collectives" / "h200.json"
     if not path.exists():
         return []
     lines = ["| NCCL settings | right sums | small message | 64 MiB |", "|---|---|---|---|"]
