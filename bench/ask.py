@@ -5,6 +5,7 @@ not in the cache are fetched first. Exit 1: a difference, a time or an amount of
 """
 
 import argparse
+import importlib
 import json
 import resource
 import sys
@@ -58,7 +59,7 @@ def layout(row: dict[str, Any]) -> str:
 
 def measure(row: dict[str, Any], args: argparse.Namespace) -> dict[str, Any]:
     """The row with what was asked, how long it took and what it used; answers are not remembered between runs."""
-    config = json.loads((SHAPES / f"{row['model']}.json").read_text())
+    config = shape(row["model"])
     fields = {"max_model_len": 32768, "kv_cache_memory_bytes": 20 * GIB, **row.get("fields", {})}
     answer, spent = put(config, row["release"], row["gpu"], fields, python=args.python, wheels=args.wheels)
     if answer.parameter_bytes is None:
@@ -67,13 +68,20 @@ def measure(row: dict[str, Any], args: argparse.Namespace) -> dict[str, Any]:
     return {**row, "asked_gib": round(asked, 4), "difference": round(asked / row["load_gib"] - 1, 5), **spent}
 
 
-def put(
-    config: dict[str, Any], release: str, gpu: str, fields: dict[str, Any], *, python: str, wheels: str, hf_quant: str | None = None
-) -> tuple[EngineAnswer, dict[str, float]]:
-    """(the answer of `release` about a config alone, {seconds, cpu_seconds, peak_gib} of the process that gave it).
+def shape(name: str) -> dict[str, Any]:
+    """A config.json of tests/data/ask, or one of bench/gpu/models.py, which were started on GPUs."""
+    file = SHAPES / f"{name}.json"
+    if file.exists():
+        return dict(json.loads(file.read_text()))
+    sys.path.insert(0, str(ROOT / "bench/gpu"))
+    made = importlib.import_module("models").MODELS[name]()
+    return dict(made[0] if isinstance(made, tuple) else made)
 
-    hf_quant: the text of the checkpoint's hf_quant_config.json, for those that keep their number format there.
-    """
+
+def put(
+    config: dict[str, Any], release: str, gpu: str, fields: dict[str, Any], *, python: str, wheels: str
+) -> tuple[EngineAnswer, dict[str, float]]:
+    """(the answer of `release` about a config alone, {seconds, cpu_seconds, peak_gib} of the process that gave it)."""
     engine_source(LocalHost(), python, f"vllm=={release}", wheels)
     with tempfile.TemporaryDirectory() as folder:
         model, cache = Path(folder, "model"), Path(folder, "cache")
@@ -81,8 +89,6 @@ def put(
         cache.mkdir()
         (cache / "wheels").symlink_to(Path(wheels).absolute())
         (model / "config.json").write_text(json.dumps(config))
-        if hf_quant is not None:
-            (model / "hf_quant_config.json").write_text(hf_quant)
         before, began = resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic()
         answer = ask(
             LocalHost(),

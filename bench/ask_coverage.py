@@ -37,7 +37,7 @@ FAMILIES: list[tuple[str, dict[str, Any]]] = [
     ("Qwen3-Next-80B-A3B", {"tensor_parallel_size": 4}),
     ("Qwen__Qwen3.5-397B-A17B", TP8),
     ("nvidia__Nemotron-H-56B-Base-8K", {"tensor_parallel_size": 4, "max_model_len": 8192}),
-    ("nvidia__NVIDIA-Nemotron-3-Super-120B-A12B-NVFP4", {"tensor_parallel_size": 2}),
+    ("nvidia__NVIDIA-Nemotron-3-Nano-30B-A3B-BF16", {}),
     ("deepseek-ai__DeepSeek-V3.2", TP8 | EP),
     ("zai-org__GLM-5-FP8", TP8),
     ("nvidia__Kimi-K2.5-NVFP4", TP8),
@@ -87,9 +87,7 @@ def ask_one(model: str, release: str, fields: dict[str, Any], args: argparse.Nam
     row: dict[str, Any] = {"model": model.partition("__")[2] or model, "release": release, "layout": layout(fields)}
     asked = {"max_model_len": 32768, "kv_cache_memory_bytes": 20 * GIB, **fields}
     try:
-        answer, spent = put(
-            config, release, "8xh200", asked, python=args.python, wheels=args.wheels, hf_quant=_hf_quant(model, args.configs)
-        )
+        answer, spent = put(config, release, "8xh200", asked, python=args.python, wheels=args.wheels)
         row.update(outcome(answer) | spent)
     except Exception as e:
         row.update({"outcome": "exception", "why": f"{type(e).__name__}: {e}"[:300]})
@@ -101,11 +99,6 @@ def ask_one(model: str, release: str, fields: dict[str, Any], args: argparse.Nam
 def _config(model: str, folder: str) -> Path:
     own = SHAPES / f"{model}.json"
     return own if own.exists() else Path(folder, f"{model}.json")
-
-
-def _hf_quant(model: str, folder: str) -> str | None:
-    file = Path(folder, f"{model}.hf_quant.json")
-    return file.read_text() if file.exists() else None
 
 
 def outcome(answer: EngineAnswer) -> dict[str, Any]:
