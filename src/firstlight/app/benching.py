@@ -6,7 +6,7 @@ from pathlib import Path
 import click
 import msgspec
 
-from firstlight.app.endpoints import Target, target_of
+from firstlight.app.endpoints import Target, planned_concurrency, target_of
 from firstlight.app.output import glyphs, say
 from firstlight.bench.bench import run_bench
 from firstlight.bench.compare import BenchComparison, compare
@@ -52,7 +52,7 @@ async def bench_with(wanted: Benching) -> BenchReport:
         report = await run_bench(
             target.endpoint,
             profile=wanted.profile,
-            concurrency=wanted.concurrency,
+            concurrency=wanted.concurrency or planned_concurrency(target),
             candidate=candidate,
             verdict=verdict,
             force=wanted.force,
@@ -78,7 +78,7 @@ def _by_vllm(wanted: Benching, target: Target, verdict: Verdict | None, candidat
         python=wanted.engine_python,
         tokenizer=tokenizer,
         profile=wanted.profile,
-        concurrency=wanted.concurrency,
+        concurrency=wanted.concurrency or planned_concurrency(target),
         candidate=candidate,
         verdict=verdict,
         force=wanted.force,

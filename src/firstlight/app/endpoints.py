@@ -7,6 +7,7 @@ from typing import NamedTuple
 from firstlight.app.reconcile import reconcile
 from firstlight.app.store import RunFolder, RunStore
 from firstlight.core.errors import FirstlightError, InputError, UsageError
+from firstlight.core.intent import Intent
 from firstlight.core.run import TERMINAL, Endpoint
 from firstlight.verify.answers import error_text
 from firstlight.verify.client import Api
@@ -45,6 +46,12 @@ def _plain(key: str, origin: str) -> str:
 
 def looks_like_url(text: str) -> bool:
     return "://" in text or (":" in text and text.rpartition(":")[2].split("/")[0].isdigit())
+
+
+def planned_concurrency(target: Target) -> int | None:
+    """Users at once that the run was planned for; None where nobody said, or it is no run of ours."""
+    intent = target.folder.try_load(Intent, "intent.json") if target.folder else None
+    return intent.concurrency if intent else None
 
 
 async def target_of(ref: str, *, model: str | None, key_file: str | None) -> Target:

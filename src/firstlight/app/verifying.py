@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 import msgspec
 
-from firstlight.app.endpoints import Target, target_of
+from firstlight.app.endpoints import Target, planned_concurrency, target_of
 from firstlight.app.output import glyphs, say
 from firstlight.core.checkpoint import Checkpoint
 from firstlight.core.errors import UsageError
@@ -103,7 +103,7 @@ def _claims(wanted: Verifying, target: Target) -> Claims:
     known = claims_for(checkpoint, plan.best.args if plan and plan.best else [])
     said = {name.replace("-", "_"): True for name in wanted.claim}
     said |= {"json_schema": True} if wanted.profile == "full" and target.endpoint.engine else {}
-    given = {"kind": wanted.kind, "tool_parser": wanted.tool_parser, "concurrency": wanted.concurrency}
+    given = {"kind": wanted.kind, "tool_parser": wanted.tool_parser, "concurrency": wanted.concurrency or planned_concurrency(target)}
     return msgspec.structs.replace(known, **said, **{k: v for k, v in given.items() if v is not None})
 
 

@@ -45,12 +45,23 @@ async def tools(session: Session) -> Outcome:
         "temperature": 0,
     }
     answer = await session.api.chat(**body, tool_choice="auto")
+    if answer.ok and not answer.tool_calls and parser_for(answer.whole, "tool") is None:
+        return await _forced(session, body, answer)
     if (fault := call_fault(answer, session.claims.tool_parser)) is not None:
         return Outcome(passed=False, evidence=fault)
     streamed = await session.api.stream("/chat/completions", {**body, "tool_choice": "auto"})
     if (fault := call_fault(streamed, session.claims.tool_parser)) is not None:
         return Outcome(passed=False, evidence=["streamed:", *fault])
     return await _round_trip(session, answer)
+
+
+async def _forced(session: Session, body: dict[str, Any], free: Answer) -> Outcome:
+    """A model that answers in words leaves nothing to parse: whether a call that it must make comes parsed, is all that can be seen."""
+    said = f"left to itself it calls no tool: {free.whole.strip()[:80]!r}"
+    answer = await session.api.chat(**body, tool_choice="required")
+    if (fault := call_fault(answer, session.claims.tool_parser)) is not None:
+        return Outcome(passed=False, evidence=[said, "told that it must (tool_choice: required):", *fault])
+    return Outcome(passed=None, note=f"{said}; told that it must, its call is parsed. The parser itself was not seen at work")
 
 
 def call_fault(answer: Answer, parser: str | None) -> list[str] | None:

@@ -77,6 +77,15 @@ async def test_parser_faults_are_named() -> None:
         assert tools.evidence[0].startswith(code)
 
 
+async def test_a_model_that_calls_no_tool_by_itself_is_not_blamed_on_a_parser() -> None:
+    with fluent("shy") as endpoint:
+        verdict = await verify(endpoint, checks=["tools"], claims=ALL)
+    tools = next(c for c in verdict.checks if c.name == "tools")
+    assert tools.skipped
+    assert tools.note
+    assert "told that it must, its call is parsed" in tools.note
+
+
 async def test_reasoning_apart_from_the_answer_passes() -> None:
     with fluent("thinks") as endpoint:
         verdict = await verify(endpoint, checks=["reasoning"], claims=Claims(reasoning=True))

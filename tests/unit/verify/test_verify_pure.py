@@ -168,6 +168,8 @@ def test_prompts_are_fixed_and_many_enough() -> None:
 @pytest.mark.parametrize(
     ("text", "parser"),
     [
+        ('{"name": "get_weather", "arguments": {"city": "Paris"}}', "llama3_json"),
+        ('{"name": "Ann", "age": 3}', None),
         ('<tool_call>\n{"name": "f"}', "hermes"),
         ("<tool_call>\n<function=f>", "qwen3_coder"),
         ("[TOOL_CALLS][{", "mistral"),

@@ -96,7 +96,8 @@ async def answer(request: Request) -> Response:
     limit = int(body.get("max_tokens") or 64)
     seeded = str(body.get("seed", "")) if body.get("temperature", 1) else ""
     tokens = [f" s{seeded}w{i * 31 % 17}" for i in range(limit)] if seeded and "seedless" not in FAULTS else said(asked, limit)
-    if body.get("tools") and len(body["messages"]) == 1:
+    shy = "shy" in FAULTS and body.get("tool_choice") != "required"
+    if body.get("tools") and len(body["messages"]) == 1 and not shy:
         return called(body)
     reason = "length" if len(tokens) >= limit else "stop"
     tokens = tokens[:limit]
