@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.text import Text
 
+QUIET_SECONDS = 10.0  # a stage that has just begun needs no sign of life
+
 
 class StageView(Struct):
     """What is shown of one stage. state: waiting | running | done | failed | skipped."""
@@ -183,7 +185,7 @@ class PlainProgress:
                 return f"{getattr(self.marks, _LOOK[view.state][0])} {view.name:9} {view.summary}{took}"
             case "phase":
                 return f"{self.marks.run} {view.name:9} {view.phase}"
-            case "heartbeat":
+            case "heartbeat" if event.time - view.started >= QUIET_SECONDS:
                 parts = [view.phase, amount(view), f"{format_seconds(event.time - view.started)} elapsed"]
                 parts += [f"about {format_seconds(view.eta_seconds)} left"] if view.eta_seconds else []
                 return f"{self.marks.run} {view.name:9} still running: {', '.join(p for p in parts if p)}"

@@ -36,7 +36,8 @@ def command(run: str | None, every: bool, kill: bool, output: str) -> int:
     except InputError as e:
         return _damaged(folder, e, kill=kill)
     ended = end(folder, kill=kill)
-    emit(ended, output, lambda: click.echo(f"{glyphs().ok} {ended.name} {'was over already' if over else 'is stopped'}: {ended.state}"))
+    said = f"was over already: {ended.state}" if over else "is stopped; nothing of it is left"
+    emit(ended, output, lambda: click.echo(f"{glyphs().ok} {ended.name} {said}"))
     return 0
 
 
