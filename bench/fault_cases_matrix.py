@@ -18,7 +18,7 @@ WORKERS: list[dict[str, Any]] = [
     {"spawn": {"name": "Worker_TP0", "steps": [{"shm": 65536}, {"hang": True}]}},
     {"spawn": {"name": "Worker_TP1", "detach": True, "clean": True, "steps": [{"shm": 65536}, {"hang": "deaf"}]}},
 ]
-CORE = {"spawn": {"name": "EngineCore", "steps": [*WORKERS, {"sleep": 0.2}, {"touch": "$TMPDIR/core-ready"}]}}
+CORE = {"spawn": {"name": "EngineCore", "abandon_children": True, "steps": [*WORKERS, {"sleep": 0.2}, {"touch": "$TMPDIR/core-ready"}]}}
 LOADING: list[dict[str, Any]] = [CORE, {"wait_file": "$TMPDIR/core-ready"}, {"log": "still loading"}]
 SCRIPTS: dict[str, dict[str, Any]] = {
     "imports": {"steps": [{"log": "still importing"}, {"sleep": 60}]},
@@ -44,11 +44,20 @@ def supervisor(signal: str, phase: str, kit: Kit) -> Result:
     client = begin(kit, phase)
     since = strike(supervisor_pid(client), signal)
     if signal != "SIGSTOP":
-        return unsupervised(client, since)
+        return orphaned(client, since) if phase != "imports" else unsupervised(client, since)
     assert not client.status().answering
     noticed = time.time() - since
     client.stop(grace_seconds=1)
     return Result(noticed, "seen to be stopped; down killed it and swept the engine")
+
+
+def orphaned(client: SupervisorClient, since: float) -> Result:
+    """One worker ignores every signal but SIGKILL and has left session and environment: the next command ends it."""
+    assert not client.status().answering
+    noticed = time.time() - since
+    time.sleep(2.0)
+    proof = client.sweep()
+    return Result(noticed, f"next command says: no supervisor; it ended the deaf worker and what waited for it, clean={proof['clean']}")
 
 
 def api_server(signal: str, phase: str, kit: Kit) -> Result:

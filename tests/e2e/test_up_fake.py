@@ -3,19 +3,25 @@
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
 from pathlib import Path
 
 import pytest
-from e2e_runner import FAKE_PYTHON, Firstlight, alive, hashes, run_folder, wait_for
+from e2e_runner import FAKE_PYTHON, LIMIT_SECONDS, Firstlight, alive, hashes, run_folder, wait_for
 
 ACCEPTED = ("--accept", "known-answers", "--accept", "trivial-continuations", "--accept", "copying", "--accept", "counting")
 
 
 def up(folder: Path, *more: str) -> tuple[str, ...]:
     return ("up", str(folder), "--engine", "vllm", "--engine-python", str(FAKE_PYTHON), "--name", "tiny", *more)
+
+
+def reachable(port: int) -> bool:
+    with socket.socket() as client:
+        return client.connect_ex(("127.0.0.1", port)) == 0
 
 
 def script(name: str) -> dict[str, str]:
@@ -40,15 +46,22 @@ def test_incoherent_answers_end_with_6_and_acceptance_by_name_serves(firstlight:
     assert hashes(llama_folder) == before
 
 
-def test_a_port_that_a_stranger_takes_meanwhile_is_left_to_it(firstlight: Firstlight, llama_folder: Path) -> None:
-    slow = {"steps": [{"sleep": 6}, {"serve": {}}]}
-    process = firstlight.start(*up(llama_folder, "--skip", "verify", "--skip", "bench"), env=script(json.dumps(slow)))
-    first = wait_for(lambda: [r for r in firstlight.runs() if r["engine_process"]])[0]
-    port = json.loads((run_folder(first) / "launch.json").read_text())["port"]
+def test_a_port_that_a_stranger_takes_meanwhile_is_left_to_it(
+    firstlight: Firstlight, llama_folder: Path, own_home: Path, tmp_path: Path
+) -> None:
+    """The engine comes to bind its port only when the stranger has it, however slow this machine is."""
+    go = tmp_path / "go"
+    waits = {"steps": [{"wait_file": str(go)}, {"serve": {}}]}
+    process = firstlight.start(*up(llama_folder, "--skip", "verify", "--skip", "bench"), env=script(json.dumps(waits)))
+    wait_for(lambda: [p for p in own_home.rglob("attempts/1/supervisor.jsonl") if "engine-started" in p.read_text()])
+    (launch,) = own_home.rglob("attempts/1/launch.json")
+    port = json.loads(launch.read_text())["port"]
     fake = Path(__file__).parents[1] / "fake_engine/fake_engine.py"
     with subprocess.Popen([sys.executable, str(fake), "plain", "--port", str(port)], stdout=subprocess.DEVNULL) as stranger:
         try:
-            _, said = process.communicate(timeout=90)
+            wait_for(lambda: reachable(port))
+            go.touch()
+            _, said = process.communicate(timeout=LIMIT_SECONDS)
         finally:
             stranger.kill()
     assert process.returncode == 0, said
