@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 import click
 from msgspec import Struct
 
+from firstlight.app import completing
 from firstlight.core.checkpoint import Checkpoint
 from firstlight.core.errors import InputError, UsageError
 from firstlight.core.intent import Intent, Pins
@@ -153,7 +154,7 @@ def _options(*, here: bool) -> list[Any]:
     gpu_help = "Plan for a machine that is not there: 8xrtx-pro-6000-blackwell."
     return [
         click.option("--engine", metavar="NAME[@VERSION]", help="vllm, vllm@0.16.0, llamacpp."),
-        click.option("--gpu", metavar="COUNTxNAME", hidden=here, help=gpu_help),
+        click.option("--gpu", metavar="COUNTxNAME", hidden=here, shell_complete=completing.gpus, help=gpu_help),
         click.option("--machine", "machine_file", metavar="FILE", hidden=here, help=machine_help),
         click.option("--checkpoint", "checkpoint_file", metavar="FILE", hidden=here, help=checkpoint_help),
         click.option("--for", "purpose", type=click.Choice(PURPOSES), help="What the endpoint is for."),

@@ -2,9 +2,11 @@
 
 import click
 
+from firstlight.app import completing
+
 
 @click.command("attach", short_help="follow a run as if it had just been started")
-@click.argument("run")
+@click.argument("run", shell_complete=completing.runs)
 def command(run: str) -> int:
     """Shows phases and progress of RUN until it is ready or over. Leaving with Ctrl-C leaves the run as it is."""
     import asyncio

@@ -5,6 +5,7 @@ from typing import Any
 
 import click
 
+from firstlight.app import completing
 from firstlight.app.output import emit, output_option
 from firstlight.core.errors import Exit, UsageError
 
@@ -12,7 +13,7 @@ PROFILES = ("quick", "single", "agents", "throughput", "long-context")
 
 
 @click.command(short_help="how fast an endpoint is, next to what was promised")
-@click.argument("what", nargs=-1, required=True, metavar="URL|RUN | compare A.json B.json")
+@click.argument("what", nargs=-1, required=True, shell_complete=completing.runs, metavar="URL|RUN | compare A.json B.json")
 @click.option("--model", help="Served model name; default: the only one served.")
 @click.option("--profile", type=click.Choice(PROFILES), default="quick", show_default=True, help="What is sent.")
 @click.option("--concurrency", type=click.IntRange(min=1), help="Users at most; the sweep goes 1, 2, 4, ... up to it.")

@@ -6,7 +6,13 @@ import click
 @click.command("completion", short_help="shell completion")
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 def command(shell: str) -> int:
-    """Prints the completion script of SHELL: `firstlight completion bash >> ~/.bashrc`."""
+    """Prints the completion script of SHELL: verbs, flags, names of runs, codes and GPUs.
+
+    \b
+    firstlight completion bash >> ~/.bashrc
+    firstlight completion zsh >> ~/.zshrc
+    firstlight completion fish > ~/.config/fish/completions/firstlight.fish
+    """
     from click.shell_completion import get_completion_class
 
     from firstlight.app.group import firstlight

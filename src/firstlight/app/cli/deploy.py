@@ -4,12 +4,13 @@ from pathlib import Path
 
 import click
 
+from firstlight.app import completing
 from firstlight.app.output import glyphs, say
 
 
 @click.command("deploy", short_help="compose, Quadlet and unit files from a plan")
 @click.argument("kind", metavar="compose|docker|quadlet")
-@click.argument("run")
+@click.argument("run", shell_complete=completing.runs)
 @click.option("--name", help="The container's name; the run's when not said.")
 @click.option("--to", "folder", type=click.Path(file_okay=False), help="Write the files into this folder; stdout when not said.")
 @click.option("--unverified", is_flag=True, help="Render a run that was not verified, too.")

@@ -4,6 +4,7 @@ import time
 
 import click
 
+from firstlight.app import completing
 from firstlight.app.output import emit, output_option
 from firstlight.core.checkpoint import Checkpoint
 from firstlight.core.plan import PlanSet
@@ -12,7 +13,7 @@ from firstlight.core.verdict import BenchReport, Verdict
 
 
 @click.command("describe", short_help="everything about one run")
-@click.argument("run")
+@click.argument("run", shell_complete=completing.runs)
 @output_option
 def command(run: str, output: str) -> int:
     """Shows model, plan, processes, verdict, figures and files of RUN."""

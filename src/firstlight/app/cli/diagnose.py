@@ -2,11 +2,12 @@
 
 import click
 
+from firstlight.app import completing
 from firstlight.app.output import emit, output_option
 
 
 @click.command("diagnose", short_help="the first cause of a failed start")
-@click.argument("what", metavar="LOG|RUN|-")
+@click.argument("what", shell_complete=completing.runs_or_files, metavar="LOG|RUN|-")
 @click.option("--engine", type=click.Choice(["vllm", "llamacpp", "sglang"]), help="Which engine wrote it (default: seen from the lines).")
 @click.option("--engine-version", help="Its version, where the log does not say it.")
 @click.option("--exit-status", type=int, help="The process's exit status; negative for a signal.")

@@ -6,6 +6,7 @@ from typing import Any
 
 import click
 
+from firstlight.app import completing
 from firstlight.app.output import say
 
 COMPARED = ("intent.json", "checkpoint.json", "machine.json", "plan.json", "launch.json")
@@ -13,8 +14,8 @@ NOISE = frozenset({"created", "updated", "free_bytes", "memory_available_bytes",
 
 
 @click.command("diff", short_help="what differs between two runs or plans")
-@click.argument("a")
-@click.argument("b")
+@click.argument("a", shell_complete=completing.runs_or_files)
+@click.argument("b", shell_complete=completing.runs_or_files)
 def command(a: str, b: str) -> int:
     """Compares runs A and B (or two JSON files) field by field; facts that change by themselves are left out."""
     found = [d for left, right in _pairs(a, b) for d in _differing(left, right)]

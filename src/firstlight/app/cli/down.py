@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from firstlight.app import completing
 from firstlight.app.output import emit, emit_rows, glyphs, output_option, say
 
 if TYPE_CHECKING:
@@ -14,7 +15,7 @@ NEWER = "schema-newer"
 
 
 @click.command("down", short_help="stop a run and prove that everything is free")
-@click.argument("run", required=False)
+@click.argument("run", required=False, shell_complete=completing.runs)
 @click.option("--all", "every", is_flag=True, help="Every run on this machine.")
 @click.option("--kill", is_flag=True, help="No grace: SIGKILL at once.")
 @output_option

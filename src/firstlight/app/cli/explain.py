@@ -2,11 +2,12 @@
 
 import click
 
+from firstlight.app import completing
 from firstlight.app.output import emit, emit_rows, output_option
 
 
 @click.command(short_help="what a code means and what cures it")
-@click.argument("code", required=False)
+@click.argument("code", required=False, shell_complete=completing.codes)
 @output_option
 def command(code: str | None, output: str) -> int:
     """CODE is a finding's, an error's or a diagnosis's, as every message prints it. Without one: all codes with their titles."""

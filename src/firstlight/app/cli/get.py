@@ -4,6 +4,7 @@ import time
 
 import click
 
+from firstlight.app import completing
 from firstlight.app.output import emit_rows, output_option, say
 from firstlight.app.tables import print_table
 from firstlight.core.run import Run
@@ -60,7 +61,7 @@ def gpus(output: str) -> int:
 
 
 @command.command("events", short_help="one run's event stream")
-@click.argument("run")
+@click.argument("run", shell_complete=completing.runs)
 @output_option
 def events(run: str, output: str) -> int:
     """The event stream of one run."""

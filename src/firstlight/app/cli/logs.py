@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from firstlight.app import completing
+
 if TYPE_CHECKING:
     from firstlight.app.store import RunFolder
     from firstlight.core.errors import HostError
@@ -18,7 +20,7 @@ PIECE = 1 << 20
 
 
 @click.command("logs", short_help="an engine's full log")
-@click.argument("run")
+@click.argument("run", shell_complete=completing.runs)
 @click.option("-f", "--follow", is_flag=True, help="Keep printing what comes, until the run is over.")
 @click.option("-n", "--tail", type=int, default=None, help="Only the last N lines.")
 def command(run: str, follow: bool, tail: int | None) -> int:

@@ -2,11 +2,12 @@
 
 import click
 
+from firstlight.app import completing
 from firstlight.app.output import say
 
 
 @click.command("report", short_help="a folder that a bug report needs, without secrets")
-@click.argument("run")
+@click.argument("run", shell_complete=completing.runs)
 @click.option("--to", "target", type=click.Path(dir_okay=False), help="The archive to write; RUN-report.tar.gz here when not said.")
 def command(run: str, target: str | None) -> int:
     """Packs the run folder of RUN (plan, facts, events, logs) into one archive; tokens, keys and passwords are taken out."""

@@ -2,9 +2,11 @@
 
 import click
 
+from firstlight.app import completing
+
 
 @click.command("restart", short_help="stop a run and start the same plan again")
-@click.argument("run")
+@click.argument("run", shell_complete=completing.runs)
 def command(run: str) -> int:
     """Stops the engine of RUN and starts it again exactly as it was; follows it until it is ready."""
     import asyncio

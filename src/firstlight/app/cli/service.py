@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 import click
 
+from firstlight.app import completing
 from firstlight.app.output import emit, emit_rows, glyphs, output_option, say
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -24,7 +25,7 @@ def command() -> None:
 
 
 @command.command("install", short_help="make a service of a verified run, or of a plan")
-@click.argument("run", metavar="RUN|PLAN")
+@click.argument("run", metavar="RUN|PLAN", shell_complete=completing.runs_or_files)
 @scope_option
 @click.option("--name", help="The service's name; the run's when not said.")
 @click.option(

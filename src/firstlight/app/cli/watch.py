@@ -4,11 +4,12 @@ import sys
 
 import click
 
+from firstlight.app import completing
 from firstlight.app.output import output_option, write_json
 
 
 @click.command("watch", short_help="read an engine's log as an expert does")
-@click.argument("what", metavar="RUN|LOG|-")
+@click.argument("what", shell_complete=completing.runs_or_files, metavar="RUN|LOG|-")
 @click.option("--replay", is_flag=True, help="Read the whole log at once, with the times that its lines carry.")
 @click.option("--engine", type=click.Choice(["vllm", "llamacpp", "sglang"]), help="Which engine wrote it (default: seen from the lines).")
 @output_option
