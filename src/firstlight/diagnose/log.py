@@ -33,6 +33,8 @@ _NATIVE = re.compile(
     r"|(?:fatal|FATAL|terminate called|Native API failed|[Ee]xception|[Ee]rror)\b[^\n]*:"
     r"|[^\n]{0,80}(?:\| critical \||\bTT_(?:THROW|FATAL)\b)",
 )
+_FIRST_LINES = 200
+_CODE = re.compile(r'\s*(?:File "|raise\b|return\b|self\.|[\^~]+\s*$|[\w.]+ = |[\w.]+\()')
 _ACCESS = " HTTP/1."
 _CHATTER = ("loggers.py:", "logger.py:", "metrics.py:", "async_llm.py:")  # what a server says of every request and every ten seconds
 _ANSWERED = re.compile(r'"(?:GET|POST) /\S* HTTP/1\.\d" \d{3}')
@@ -86,6 +88,7 @@ class LogReader:
         self.last_lines: list[tuple[int, str, str | None]] = []
         self.benign: dict[str, tuple[int, list[int]]] = {}
         self._indent: int | None = None
+        self._held: list[tuple[int, str]] = []
         self._index: dict[tuple[str, str], Seen] = {}
         self._splitter, self._collector = Splitter(), Collector()
         self._tables = [load_milestones(e) for e in ((engine,) if engine else ENGINES)]
@@ -98,7 +101,7 @@ class LogReader:
         self._pieces(self._splitter.feed(chunk))
 
     def close(self) -> None:
-        self._pieces(self._splitter.close())
+        self._pieces(self._splitter.close(), last=True)
         for unit in self._collector.close():
             self._unit(unit)
         self._answers_are_ready()
@@ -121,13 +124,17 @@ class LogReader:
             if any(m.rule.unready for m in seen.matches):
                 self.ready_line, seen.unit.phase = None, "api-start"
 
-    def _pieces(self, pieces: list[tuple[int, str]]) -> None:
+    def _pieces(self, pieces: list[tuple[int, str]], *, last: bool = False) -> None:
         self._benign.look(self._splitter.block)
         self._informing.look(self._splitter.block)
         self._on_plain.look(self._splitter.block)
         self._look_for_context(self._splitter.block)
-        if self._indent is None and pieces:
-            self._indent = common_indent([raw for _, raw in pieces[:200]])
+        if self._indent is None:
+            pieces = self._held = [*self._held, *pieces]
+            first = [raw for _, raw in pieces[:_FIRST_LINES] if raw.strip()]
+            if len(first) < 2 and len(pieces) < _FIRST_LINES and not last:
+                return
+            self._indent, self._held = common_indent(first), []
         for number, raw in pieces:
             if self._indent and raw[: self._indent].isspace():
                 raw = raw[self._indent :]
@@ -292,8 +299,10 @@ class LogReader:
 
 
 def common_indent(lines: Sequence[str]) -> int:
-    """Spaces in front of every line: a log that was pasted as a block. 0 for a single line, which may be a fragment."""
-    return min(len(line) - len(line.lstrip(" ")) for line in lines) if len(lines) > 1 else 0
+    """Spaces in front of every line: a log that was pasted as a block. 0 where that may be a piece of a traceback."""
+    if not lines or any(_CODE.match(line) for line in lines[:1]):
+        return 0
+    return min(len(line) - len(line.lstrip(" ")) for line in lines)
 
 
 def matched(rule: Rule, unit: Unit) -> dict[str, Any] | None:
