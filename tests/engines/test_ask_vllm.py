@@ -152,6 +152,54 @@ def test_a_model_that_the_release_does_not_have_is_its_own_refusal(answers: Any)
     assert "NeverMadeForCausalLM" in answer.refusal
 
 
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("x = 1\n", "ModuleNotFoundError"),
+        ("raise RuntimeError('no engine at all')\n", "no engine at all"),
+        ("import os\nos._exit(7)\n", "exit status 7"),
+        ("import os\nos.kill(os.getpid(), 9)\n", "out of memory"),
+        ("raise SystemExit(0)\n", "SystemExit"),
+        ("print('{}' * 99)\nraise ImportError('no libcuda')\n", "no libcuda"),
+        ("x = [bytearray(1 << 28) for _ in range(64)]\n", "MemoryError"),
+        ("while True: pass\n", "no answer within"),
+    ],
+)
+def test_a_package_called_vllm_that_is_none_leaves_a_finding(tmp_path: Path, text: str, said: str) -> None:
+    if not PYTHON:
+        pytest.fail("needs `make engines`") if STRICT else pytest.skip("needs `make engines`")
+    source = tmp_path / "cache/wheels/vllm-0.24.0"
+    (source / "vllm").mkdir(parents=True)
+    (source / "vllm/__init__.py").write_text(text)
+    contents = {
+        "name": "vllm",
+        "version": "0.24.0",
+        "sha256": None,
+        "built": "",
+        "extensions": [],
+        "requires": [],
+        "files": 1,
+        "bytes_read": 1,
+    }
+    (source / "wheel.json").write_text(json.dumps({**contents, "files": 1, "bytes_read": 1}))
+    (tmp_path / "config.json").write_text(json.dumps(llama()))
+    answer = ask(
+        LocalHost(),
+        checkpoint=Checkpoint(ref="test", format="config-only", path=str(tmp_path)),
+        machine=imagine("h200"),
+        candidate=Candidate(engine=EngineRef(name="vllm", version="0.24.0")),
+        install=None,
+        wheel="vllm==0.24.0",
+        asking=EngineInstall(engine="vllm", python=PYTHON, device="cpu"),
+        cache=str(tmp_path / "cache"),
+        timeout=20 if "while" in text else 300,
+    )
+    (finding,) = answer.findings
+    assert finding.severity == "warning"
+    assert said in " ".join(finding.evidence)
+    assert (answer.refusal, answer.per_gpu) == (None, None)
+
+
 def test_the_command_gives_a_document_and_an_exit_code(own_home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     if not PYTHON or not (WHEELS / "vllm-0.16.0/wheel.json").exists():
         pytest.fail("needs `make engines`") if STRICT else pytest.skip("needs `make engines`")
