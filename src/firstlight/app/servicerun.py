@@ -37,6 +37,7 @@ from firstlight.probe.local import LocalHost
 
 # what the supervisor finds before the engine runs, and what another start meets again
 PERMANENT = frozenset({"program-not-found", "program-not-startable", "folder-not-found", "secret-unreadable"})
+TOO_LATE = ": no answer within "  # verify's words for a request that ran into its time limit
 BACKOFF_WINDOW = 1800.0
 LONGEST_BACKOFF = 60.0
 MESSAGE_SECONDS = 2.0
@@ -183,7 +184,9 @@ def has_room(root: Path) -> bool:
 
 
 def exit_of(error: FirstlightError) -> Exit:
-    """What a restart cannot cure ends with a status that systemd does not restart."""
+    """What a restart cannot cure ends with a status that systemd does not restart. Answers that only came too late it can cure."""
+    if error.code == "verification-failed" and error.evidence and all(TOO_LATE in line for line in error.evidence):
+        return Exit.ENGINE_FAILED
     return Exit.PREFLIGHT_BLOCKED if error.code in PERMANENT else error.exit_code
 
 

@@ -164,3 +164,9 @@ def test_a_credential_takes_the_place_of_the_key_file(tmp_path: Path) -> None:
 def test_what_a_restart_cannot_cure() -> None:
     assert exit_of(EngineError("program-not-found", "x")) is Exit.PREFLIGHT_BLOCKED
     assert exit_of(EngineError("oom-serving", "x")) is Exit.ENGINE_FAILED
+
+
+def test_answers_that_only_came_too_late_are_tried_again_and_wrong_ones_are_not() -> None:
+    late, wrong = "chat: POST http://127.0.0.1:8000/v1/chat/completions: no answer within 90 s", "known-answers: 0 of 6 facts"
+    for evidence, code in (((late, late), Exit.ENGINE_FAILED), ((late, wrong), Exit.VERIFICATION_FAILED), ((), Exit.VERIFICATION_FAILED)):
+        assert exit_of(FirstlightError("verification-failed", "x", evidence=evidence, exit_code=Exit.VERIFICATION_FAILED)) is code
