@@ -51,7 +51,7 @@ class Runs:
                 client.sweep()
 
 
-def until(client: SupervisorClient, kind: str, *, seconds: float = 15.0) -> SupervisorEvent:
+def until(client: SupervisorClient, kind: str, *, seconds: float = 60.0) -> SupervisorEvent:
     """The first event of that kind; fails when the supervisor ends, or time is up, without it."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
@@ -61,7 +61,7 @@ def until(client: SupervisorClient, kind: str, *, seconds: float = 15.0) -> Supe
     raise AssertionError(f"no event {kind}: {[(e.kind, e.data) for e in client.past_events()]}")
 
 
-def wait_for(condition: Callable[[], Any], *, seconds: float = 10.0) -> Any:
+def wait_for(condition: Callable[[], Any], *, seconds: float = 60.0) -> Any:
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         if found := condition():

@@ -17,7 +17,7 @@ from firstlight.core.errors import FirstlightError
 from firstlight.launch.client import Alive, Options, Restart
 from firstlight.launch.ownership import adopt, find_marked, find_processes, stop_orphans
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = pytest.mark.timeout(200)
 
 
 def alive(pid: int) -> bool:

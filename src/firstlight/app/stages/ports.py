@@ -8,6 +8,7 @@ from urllib.parse import urlsplit
 
 from firstlight.app.session import Session
 from firstlight.core.errors import HostError
+from firstlight.core.ids import slug
 from firstlight.core.run import TERMINAL
 from firstlight.probe.facts.network import parse_ports
 
@@ -48,8 +49,8 @@ def _claimed(session: Session) -> set[int]:
 
 @contextmanager
 def choosing(session: Session) -> Iterator[None]:
-    """One `up` at a time chooses a port and records it: two at once would choose the same."""
-    path = session.store.root.parent / "locks" / "ports.lock"
+    """One `up` at a time chooses a port of the host and records it: two at once would choose the same."""
+    path = session.store.root.parent / "locks" / f"ports-of-{slug(session.host.name)}.lock"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         handle = open(path, "ab")  # noqa: SIM115 - held for the whole block

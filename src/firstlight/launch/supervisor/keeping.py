@@ -19,10 +19,14 @@ if TYPE_CHECKING:
 
 SAVED_LIMIT = 1 << 20
 SHORT_LIVED_SECONDS = 3.0
+LOOKING_SHARE = 0.01  # of one core, at most, for looking through all processes of a busy machine
 
 
 class Keeper:
-    """Looks at its folder every second; at the engine's processes every second while it starts and every five while it serves."""
+    """Looks at its folder every second; at the engine's processes every second while it starts and every five while it serves.
+
+    Less often where that is expensive: see LOOKING_SHARE.
+    """
 
     def __init__(self, supervisor: Supervisor) -> None:
         self._s = supervisor
@@ -32,17 +36,20 @@ class Keeper:
         self._members: dict[int, tuple[int, float, str]] = {}
         self._ticks: dict[int, int] = {}
         self._paused: set[int] = set()
+        self._stamps = (0, 0)
         self._files: dict[str, tuple[float, bytes]] = {}
 
     def task(self) -> Task:
         self._ask_gpus()
-        looked = 0.0
+        due = 0.0
         while True:
             yield 1.0
             self._hear_gpus()
-            if self._s.ready_seconds is None or time.monotonic() - looked >= 5.0:
-                looked = time.monotonic()
+            if time.monotonic() >= due:
+                used = time.process_time()
                 self.look()
+                used = time.process_time() - used
+                due = time.monotonic() + max(0.0 if self._s.ready_seconds is None else 5.0, used / LOOKING_SHARE)
             self._keep_folder()
             self._s.log.reopen_if_gone()
             self._s.events.flush()
@@ -94,14 +101,26 @@ class Keeper:
         if self._s.engine is None:
             return
         before, segments = self.known(), len(self.shared_memory)
+        changed = self._shared_memory_changed()
         for member in self._current():
             pid = member.process.pid
             self._note_pause(member)
-            self.shared_memory |= procfs.shared_memory(pid)
+            if changed or pid not in self._members:
+                self.shared_memory |= procfs.shared_memory(pid)
             if pid not in self._members:
                 self.watch(pid)
         if self.known() != before or len(self.shared_memory) != segments:
             self._s.save()
+
+    def _shared_memory_changed(self) -> bool:
+        """Whether something was made or removed in /dev/shm since the last look but one: a process's maps are long, and rarely change."""
+        try:
+            stamp = os.stat("/dev/shm").st_mtime_ns
+        except OSError:
+            return True
+        changed = stamp != self._stamps[0]
+        self._stamps = (self._stamps[1], stamp)
+        return changed
 
     def _note_pause(self, member: Member) -> None:
         """Somebody stopped (SIGSTOP) or continued a process of the engine; its main process is our child, and the kernel tells of that."""
