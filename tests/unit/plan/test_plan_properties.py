@@ -102,6 +102,7 @@ def test_a_plan_survives_its_json(model: str, gpus: str) -> None:
     assert decode(encode(found), PlanSet) == found
 
 
+@settings(deadline=None)
 @given(
     st.fixed_dictionaries(
         {},
@@ -128,6 +129,7 @@ def _pairs(args: list[str]) -> list[tuple[str, str]]:
     return [(a, args[i + 1] if i + 1 < len(args) else "--") for i, a in enumerate(args) if a.startswith("--")]
 
 
+@settings(deadline=None)
 @given(st.lists(st.text(max_size=12), max_size=8))
 def test_any_engine_flags_are_read_or_refused_with_a_code(args: list[str]) -> None:
     with contextlib.suppress(UsageError):
