@@ -1,14 +1,20 @@
 """`firstlight plan MODEL`: memory, context and layout, computed in under a second."""
 
+import sys
 from typing import Any
 
 import click
 
-from firstlight.app.output import emit, output_option
+from firstlight.app.output import emit, output_option, say
 from firstlight.app.plan_options import planning_of, planning_options
 from firstlight.core.errors import Exit
 
 EXITS = {"fits": Exit.OK, "does-not-fit": Exit.NOTHING_FEASIBLE, "blocked": Exit.PREFLIGHT_BLOCKED}
+
+
+def _step(text: str) -> None:
+    if sys.stderr.isatty():
+        say(text)
 
 
 @click.command(short_help="memory, context and layout, computed")
@@ -16,9 +22,10 @@ EXITS = {"fits": Exit.OK, "does-not-fit": Exit.NOTHING_FEASIBLE, "blocked": Exit
 @click.option("--save", "save_to", metavar="FILE", help="Write the plan for `firstlight apply`.")
 @click.option("--host", default="local", show_default=True, metavar="HOST", help="The machine to plan for: local, or ssh://USER@HOST.")
 @click.option("--all", "show_all", is_flag=True, help="Show every rejected layout.")
+@click.option("--ask", "ask_engine", is_flag=True, help="Ask the engine itself too: its bytes, backends and refusals (seconds).")
 @planning_options
 @output_option
-def command(model: str | None, save_to: str | None, host: str, show_all: bool, output: str, **options: Any) -> int:
+def command(model: str | None, save_to: str | None, host: str, show_all: bool, ask_engine: bool, output: str, **options: Any) -> int:
     """What fits where, from headers or a config alone, for this machine or one that is not there.
 
     Exit 0: fits. 3: nothing fits. 4: what was pinned cannot run.
@@ -26,12 +33,12 @@ def command(model: str | None, save_to: str | None, host: str, show_all: bool, o
     from msgspec.structs import replace
 
     from firstlight.app.looking import look
-    from firstlight.app.planning import compute, save
+    from firstlight.app.planning import ask_and_compute, compute, save
 
     planning = planning_of(options, model=model)
     planning = replace(planning, intent=replace(planning.intent, host=host))
     looked = look(planning, host=host)
-    found = compute(planning, looked)
+    found = ask_and_compute(planning, looked, on_step=_step) if ask_engine else compute(planning, looked)
 
     def human() -> None:
         from firstlight.app.views.plan import show_plan
