@@ -85,6 +85,10 @@ print(answer.status, answer.read().decode(), sep="\\n")
 """
 
 
+# the last is pytest-xdist's: `ps` would cut its lines there
+_NOT_INSIDE = frozenset({"NOTIFY_SOCKET", "INVOCATION_ID", "XDG_RUNTIME_DIR", "COLUMNS"})
+
+
 def needed() -> None:
     """Skips, with the reason, where no systemd can be booted."""
     if not Path(SYSTEMD).exists() or shutil.which("unshare") is None or shutil.which("nsenter") is None:
@@ -174,7 +178,7 @@ class SystemdMachine:
     def run(self, *argv: str, env: Mapping[str, str] | None = None, seconds: float = 120) -> "subprocess.CompletedProcess[str]":
         """Never raises for an exit status. The environment is the caller's own plus `env`."""
         enter = self.enter()
-        unset = {k: v for k, v in os.environ.items() if k not in ("NOTIFY_SOCKET", "INVOCATION_ID", "XDG_RUNTIME_DIR")}
+        unset = {k: v for k, v in os.environ.items() if k not in _NOT_INSIDE}
         return subprocess.run(
             [*enter, *argv],
             stdin=subprocess.DEVNULL,

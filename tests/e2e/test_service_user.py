@@ -95,7 +95,7 @@ USER, THERE = "llm", "/home/llm of späce"
 @pytest.mark.llamacpp
 def test_root_installs_a_system_service_that_runs_as_the_user_who_verified(home: Home, demo_gguf: Path) -> None:
     inside = home.machine.run
-    assert inside("useradd", "-m", "-d", THERE, "-s", "/bin/bash", USER).returncode == 0
+    inside("useradd", "-m", "-d", THERE, "-s", "/bin/bash", USER)
     for path in (Path(sys.executable), Path(sys.executable).resolve(), Path(__file__)):
         inside("chmod", "o+x", *map(str, path.absolute().parents))
     model = f"{THERE}/my model.gguf"
