@@ -6,7 +6,7 @@ import time
 from typing import Any
 
 from firstlight.catalog.deviations import known_deviation
-from firstlight.verify.answers import Answer, NoAnswer
+from firstlight.verify.answers import Answer, NoAnswer, error_text
 from firstlight.verify.session import Outcome, Session
 from firstlight.verify.wire import WireAnswer, WireSlot, WireUsage, read
 
@@ -60,8 +60,9 @@ async def _n_choices(session: Session, temperature: float) -> tuple[list[str], l
     path, body = _short_body(session)
     status, reply = await session.api.post(path, {"model": session.api.model, **body, "max_tokens": 4, "n": 2, "temperature": temperature})
     if status != 200:
-        known = known_deviation(session.engine, "n", "n-refused-at-temperature-0") if temperature == 0 else None
-        return ([], [known.what]) if known else ([f"n = 2 at temperature {temperature}: status {status}"], [])
+        code = "n-beyond-slots" if "value <= 1," in error_text(reply) else "n-refused-at-temperature-0" if temperature == 0 else "n-refused"
+        known = known_deviation(session.engine, "n", code)
+        return ([], [known.what]) if known else ([f"n = 2 at temperature {temperature}: status {status}: {error_text(reply)[:100]}"], [])
     found = read(reply, WireAnswer)
     if isinstance(found, str):
         return [f"n = 2 at temperature {temperature}: {found}"], []

@@ -5,6 +5,7 @@ hold at every length: where it breaks, positions or the KV cache are broken. Fin
 ability, so a needle is judged only where the same model finds it in a short text.
 """
 
+import math
 from typing import NamedTuple
 
 from firstlight.verify.answers import Answer
@@ -23,13 +24,14 @@ TAIL_TOKENS = 160
 
 
 class Probe(NamedTuple):
-    """One length: whether needle and counting held, how long it took, and all of it as text."""
+    """One length: whether needle and counting held, how long it took for how many tokens, and all of it as text."""
 
     share: float
     needle: bool
     counting: bool
     seconds: float
     shown: str
+    tokens: int = 0
 
 
 async def long_context(session: Session) -> Outcome:
@@ -37,30 +39,37 @@ async def long_context(session: Session) -> Outcome:
     limit = session.max_model_len
     if not limit or not session.has_completions:
         return Outcome(passed=None, note="context length unknown" if not limit else "no /completions to fill with text")
-    per_sentence = await _tokens_per_sentence(session)
+    per_sentence = (await _pace(session)).tokens
     number = str(session.fresh())[:5]
     probes: list[Probe] = []
     for share in SHARES:
-        if probes and session.seconds_left() < _expected(probes, share):
+        if probes and session.seconds_left() < _expected(probes, share * limit):
             break
         probes.append(await _probe(session, share, limit, per_sentence, number))
     return judge(probes)
 
 
-async def _tokens_per_sentence(session: Session) -> float:
-    """Measured with the endpoint's own count, so that a share of the context is what it says."""
-    answer = await session.api.complete(_filler(40), max_tokens=1, temperature=0)
-    return (answer.usage.prompt_tokens or 40 * 14) / 40
+class Pace(NamedTuple):
+    """Measured with the endpoint's own count, so that a share of the context is what it says. seconds: to read one sentence."""
+
+    tokens: float
+    seconds: float
+
+
+async def _pace(session: Session) -> Pace:
+    """A fresh number in front, so that no cache has read it before."""
+    answer = await session.api.complete(f"Number {session.fresh()}. {_filler(40)}", max_tokens=1, temperature=0)
+    return Pace((answer.usage.prompt_tokens or 40 * 14) / 40, answer.seconds / 40)
 
 
 def _filler(sentences: int) -> str:
     return " ".join(SENTENCES[i % len(SENTENCES)] for i in range(sentences))
 
 
-def _expected(probes: list[Probe], share: float) -> float:
-    """Seconds the next length takes if reading is as fast as it was; only what the cache does not hold is read."""
-    last, before = probes[-1], probes[-2].share if len(probes) > 1 else 0.0
-    return last.seconds * (share - last.share) / max(last.share - before, 0.01)
+def _expected(probes: list[Probe], tokens: float) -> float:
+    """Seconds that a length of `tokens` takes if reading is as fast as it was; only what the cache does not hold is read."""
+    last, before = probes[-1], probes[-2].tokens if len(probes) > 1 else 0
+    return last.seconds * (tokens - last.tokens) / max(last.tokens - before, 1)
 
 
 async def _probe(session: Session, share: float, limit: int, per_sentence: float, number: str) -> Probe:
@@ -72,7 +81,8 @@ async def _probe(session: Session, share: float, limit: int, per_sentence: float
     count = await session.api.complete(f"{text} {_counting()}", max_tokens=8, temperature=0)
     found = count if count.ok else answer
     shown = f"{share:.0%} ({found.usage.prompt_tokens} tokens): needle {answer.text.strip()[:16]!r}, counting {_said(count)}"
-    return Probe(share, number in answer.text, count.ok and "41" in count.text, now() - started, shown)
+    read = found.usage.prompt_tokens or int(share * limit)
+    return Probe(share, number in answer.text, count.ok and "41" in count.text, now() - started, shown, read)
 
 
 def _counting() -> str:
@@ -100,15 +110,28 @@ async def kv_pressure(session: Session) -> Outcome:
     limit, many = session.max_model_len, session.claims.concurrency or session.parallel
     if not limit or not session.has_completions:
         return Outcome(passed=None, note="context length unknown" if not limit else "no /completions to fill with text")
-    per_sentence = await _tokens_per_sentence(session)
-    sentences = max(4, int((limit / many * 0.8 - TAIL_TOKENS) / per_sentence))
+    pace = await _pace(session)
+    fitting = max(4, int((limit / many * 0.8 - TAIL_TOKENS) / pace.tokens))
+    sentences = min(fitting, _affordable(session, pace, many))
+    if sentences < 4:
+        return Outcome(passed=None, note="time budget spent")
     numbers = [str(session.fresh())[:5] for _ in range(many)]
     answers = await session.together((_pressed(session, n, sentences) for n in numbers), limit=1 if session.parallel == 1 else many)
     wrong = [f"{n}: {_said(a)}" for n, a in zip(numbers, answers, strict=True) if not a.ok or "41" not in a.text]
     crossed = [f"{n} in another's answer" for i, n in enumerate(numbers) for j, a in enumerate(answers) if i != j and n in a.text]
     held = sum(a.usage.prompt_tokens or 0 for a in answers)
     fine = f"{many} at once, {held} tokens of prompts together, all right"
-    return Outcome(passed=not wrong and not crossed, evidence=[*wrong[:3], *crossed[:3]] or [fine])
+    note = None if sentences == fitting else f"{sentences / fitting:.0%} of the length that would fill the context: the time allows no more"
+    return Outcome(passed=not wrong and not crossed, evidence=[*wrong[:3], *crossed[:3]] or [fine], note=note)
+
+
+def _affordable(session: Session, pace: Pace, many: int) -> int:
+    """Sentences a request may have for all of them to be read in the time left, at the pace seen; writing takes some of it."""
+    left = session.seconds_left()
+    if math.isinf(left) or pace.seconds <= 0:
+        return 10**9
+    writing = 8 * (session.seconds_per_token or 0.0) * many
+    return int((left - writing) / (pace.seconds * many))
 
 
 async def _pressed(session: Session, number: str, sentences: int) -> Answer:
