@@ -21,17 +21,19 @@ def spoken() -> dict[str, str]:
     found: dict[str, str] = {}
     for path in sorted(SOURCES.rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text("utf-8"))):
-            if isinstance(node, ast.Call) and (code := code_of(node)):
-                found[code] = str(path.relative_to(SOURCES))
+            if isinstance(node, ast.Call):
+                found |= dict.fromkeys(codes_of(node), str(path.relative_to(SOURCES)))
     return found
 
 
-def code_of(call: ast.Call) -> str | None:
+def codes_of(call: ast.Call) -> list[str]:
+    """What a call says: `code=`, also one of several (`a if x else b`), and the first word of those who take it first."""
     name = call.func.id if isinstance(call.func, ast.Name) else getattr(call.func, "attr", "")
-    by_name = [k.value for k in call.keywords if k.arg == "code"]
+    by_name = [n for k in call.keywords if k.arg == "code" and not isinstance(k.value, ast.Call) for n in ast.walk(k.value)]
     first = call.args[:1] if name in SAYS or (name.endswith("Error") and name != "OSError") else []
-    values = [n.value for n in [*by_name, *first] if isinstance(n, ast.Constant) and isinstance(n.value, str)]
-    return next((v for v in values if re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)+", v)), None)
+    last = call.args[3:4] if name == "_checked" else []
+    values = [n.value for n in [*by_name, *first, *last] if isinstance(n, ast.Constant) and isinstance(n.value, str)]
+    return [v for v in values if re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)+", v)]
 
 
 def test_every_code_is_explained() -> None:
