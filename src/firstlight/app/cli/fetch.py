@@ -76,7 +76,7 @@ def command(
     fetched = asyncio.run(_fetch(model, to, include, exclude, limit_rate, verify))
     if placement or (fetched.bytes_total or 0) > CONSENT_BYTES:
         fetched = _placed(fetched, engine)
-    if host != "local":
+    if host not in ("", "local"):
         fetched = msgspec.structs.replace(fetched, path=asyncio.run(_copied(fetched, host)))
     show_findings(fetched.findings, err=True)
     emit(fetched, output, lambda: _result(fetched))
