@@ -26,7 +26,7 @@ def supervisor_archive() -> bytes:
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w") as archive:
         for name in sorted(members):
-            archive.writestr(zipfile.ZipInfo(name, (2000, 1, 1, 0, 0, 0)), members[name], zipfile.ZIP_DEFLATED)
+            archive.writestr(zipfile.ZipInfo(name, (2000, 1, 1, 0, 0, 0)), members[name], zipfile.ZIP_DEFLATED, 1)
     return buffer.getvalue()
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import subprocess
 import time
@@ -54,7 +53,7 @@ def proof(claim: Claim, *, port: int, shm: set[str], gpu_before: dict[str, int] 
     """What is left of the run, looked at and not assumed. `clean` is True where nothing is."""
     left = members(claim)
     removed, kept = remove_shared_memory(shm)
-    shutil.rmtree(runtime, ignore_errors=True) if runtime else None
+    remove_tree(runtime) if runtime else None
     gone = remove_cgroup(claim.cgroup)
     holders = port_holders(port)
     found = {
@@ -96,9 +95,20 @@ def remove_shared_memory(paths: set[str]) -> tuple[list[str], list[str]]:
     return removed, sorted(present - set(removed))
 
 
+def remove_tree(path: str) -> None:
+    import shutil  # brings every compressor along: not before an engine is started
+
+    shutil.rmtree(path, ignore_errors=True)
+
+
+def has_nvidia_smi() -> bool:
+    places = (os.environ.get("PATH") or os.defpath).split(os.pathsep)
+    return any(os.access(os.path.join(place, "nvidia-smi"), os.X_OK) for place in places if place)
+
+
 def gpu_memory() -> dict[str, int] | None:
     """GPU index -> MiB in use as the driver says; None without nvidia-smi."""
-    if shutil.which("nvidia-smi") is None:
+    if not has_nvidia_smi():
         return None
     try:
         return read_gpu_memory(subprocess.run(GPU_QUERY, capture_output=True, text=True, timeout=10, stdin=subprocess.DEVNULL).stdout)

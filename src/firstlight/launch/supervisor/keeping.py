@@ -5,12 +5,11 @@ from __future__ import annotations
 import contextlib
 import os
 import selectors
-import shutil
 import time
 from typing import TYPE_CHECKING
 
 from . import procfs
-from .ending import GPU_QUERY, read_gpu_memory
+from .ending import GPU_QUERY, has_nvidia_smi, read_gpu_memory, remove_tree
 from .loop import Task
 from .members import HOOK, Member, cgroup_pids, members
 
@@ -56,7 +55,7 @@ class Keeper:
 
     def _ask_gpus(self) -> None:
         """What the GPUs held before, beside the engine's first seconds of importing; the driver may take a second to answer."""
-        if shutil.which("nvidia-smi") is None:
+        if not has_nvidia_smi():
             return
         output = os.open(os.path.join(self._s.runtime, "gpu.txt"), os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
         self._gpu_query = self._s.children.spawn(GPU_QUERY, {HOOK: self._s.run_id}, stdout=output)
@@ -180,4 +179,4 @@ class Keeper:
                 continue
 
     def remove_runtime(self) -> None:
-        shutil.rmtree(self._s.runtime, ignore_errors=True)
+        remove_tree(self._s.runtime)
