@@ -26,6 +26,14 @@ def end(folder: RunFolder, *, kill: bool = False) -> Run:
     return record(folder, run, RunState.STOPPED, None) if run.state not in TERMINAL else run
 
 
+def outlived(folder: RunFolder) -> bool:
+    """Whether a run that its record calls over still has a supervisor or an engine: no end is written for its last attempt."""
+    attempts = folder.attempts()
+    if folder.run.host != "local" or not attempts or (attempts[-1] / "exit.json").exists():
+        return False
+    return _lives(SupervisorClient(open_host("local"), str(attempts[-1])))
+
+
 def end_unreadable(folder: RunFolder, *, kill: bool = False) -> bool:
     """Ends what lives of a run whose record is damaged; whether there was anything. The record stays as it is.
 

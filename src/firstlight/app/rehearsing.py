@@ -1,6 +1,5 @@
 """The hands of the rehearsal: starts a launch under a supervisor, watches it, asks one completion, stops it, and tells what was seen."""
 
-import asyncio
 import json
 import posixpath
 import queue
@@ -14,6 +13,7 @@ from firstlight.app.session import Session
 from firstlight.app.stages import start as starting
 from firstlight.app.stages.failing import EngineFailed
 from firstlight.app.stages.ports import rehearsal_port
+from firstlight.app.whole import whole
 from firstlight.core.answer import RehearsalReport
 from firstlight.core.diagnosis import Cause, Diagnosis, Remedy, Safety
 from firstlight.core.errors import FirstlightError, HostError
@@ -90,8 +90,9 @@ async def rehearse_plan(
     if session.folder is None or session.machine is None or session.install is None:
         raise FirstlightError("no-run-folder", "a rehearsal needs a run folder, a machine and an engine")
     spec, found = starting.make_launch(session), [] if diagnoses is None else diagnoses
-    folder = session.folder.run.host_folder or str(session.folder.path)
-    report = await asyncio.to_thread(
+    folder, stop = session.folder.run.host_folder or str(session.folder.path), threading.Event()
+    observe = observer(session.host, folder, version=session.install.version, diagnoses=found, stop=stop)
+    report = await whole(
         rehearse,
         spec,
         checkpoint=session.model,
@@ -99,10 +100,11 @@ async def rehearse_plan(
         machine=session.machine,
         install=session.install,
         config=_config(session.host, spec.model_path),
-        observe=on_free_ports(session, observer(session.host, folder, version=session.install.version, diagnoses=found), found),
+        observe=on_free_ports(session, observe, found),
         port=rehearsal_port(session),
         depth=depth,
         patience=patience,
+        on_cancel=stop.set,
     )
     session.rehearsal = report
     session.save(report, "rehearsal.json")
@@ -135,29 +137,36 @@ def _config(host: Host, model_path: str | None) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def observer(host: Host, folder: str, *, version: str | None, diagnoses: list[Diagnosis]) -> Observe:
-    """Each observed start has a folder of its own under `FOLDER/rehearsal/` and ends with this process. Failures add to `diagnoses`."""
-    count = 0
+def observer(host: Host, folder: str, *, version: str | None, diagnoses: list[Diagnosis], stop: threading.Event | None = None) -> Observe:
+    """Each observed start has a folder of its own under `FOLDER/rehearsal/` and ends with this process. Failures add to `diagnoses`.
+
+    stop: once set, the start that is observed ends, and no other begins.
+    """
+    count, stop = 0, stop or threading.Event()
 
     def observe(spec: LaunchSpec, patience: float) -> Observation:
         nonlocal count
+        if stop.is_set():
+            return Observation(ready=False, seconds=0.0, log=b"", refusal="interrupted")
         count += 1
         path = posixpath.join(folder, "rehearsal", str(count))
         client = start(host, folder=path, spec=spec, options=Options(held=True), run=f"{posixpath.basename(folder)}-rehearsal-{count}")
         try:
-            return _watch(client, spec, patience, version, diagnoses)
+            return _watch(client, spec, patience, version, diagnoses, stop)
         finally:
             client.stop()
 
     return observe
 
 
-def _watch(client: SupervisorClient, spec: LaunchSpec, patience: float, version: str | None, diagnoses: list[Diagnosis]) -> Observation:
+def _watch(
+    client: SupervisorClient, spec: LaunchSpec, patience: float, version: str | None, diagnoses: list[Diagnosis], stop: threading.Event
+) -> Observation:
     begun, log, data = time.monotonic(), EngineLog(spec.engine, version), b""
     events = _events(client)
     ending: SupervisorEvent | None = None
     gone = False
-    while ending is None and not gone and time.monotonic() - begun < patience:
+    while ending is None and not gone and time.monotonic() - begun < patience and not stop.is_set():
         try:
             event = events.get(timeout=LOOK_SECONDS)
             gone = event is None
@@ -168,6 +177,8 @@ def _watch(client: SupervisorClient, spec: LaunchSpec, patience: float, version:
         data += piece
         log.feed(piece, time.time())
     seconds = time.monotonic() - begun
+    if stop.is_set():
+        return Observation(ready=False, seconds=seconds, log=data, refusal="interrupted")
     if ending is not None and ending.kind == "ready":
         return _ready(client, spec, data, log, seconds, diagnoses)
     data += _read(client, len(data))

@@ -44,14 +44,14 @@ def command(run: str | None, every: bool, kill: bool, output: str) -> int:
 
 def _all(store: "RunStore", output: str, *, kill: bool) -> int:
     """Runs whose record is damaged are ended too; those of a newer schema are named and left alone. One that stays hinders none."""
-    from firstlight.app.ending import end
+    from firstlight.app.ending import end, outlived
     from firstlight.core.errors import FirstlightError, InputError
     from firstlight.core.run import TERMINAL
 
     rows, damaged, failed = [], 0, None
     for folder in store.folders():
         try:
-            live = folder.run.state not in TERMINAL
+            live = folder.run.state not in TERMINAL or outlived(folder)
         except InputError as e:
             damaged += 1
             if e.code == NEWER:

@@ -16,6 +16,7 @@ from firstlight.app.session import Session
 from firstlight.app.stages.ports import choosing, free_port
 from firstlight.app.store import RunFolder
 from firstlight.app.visible import on_gpus
+from firstlight.app.whole import whole
 from firstlight.catalog.presets import find_preset
 from firstlight.core.errors import Exit, FirstlightError
 from firstlight.core.fetch import Fetched, FetchProgress
@@ -158,16 +159,20 @@ async def launch(session: Session) -> str:
     """Starts the engine under a supervisor of its own that outlives this terminal. Each attempt has a folder in the run."""
     if session.folder is None or session.adapter is None:
         raise FirstlightError("no-run-folder", "a launch needs a run folder")
-    spec = await asyncio.to_thread(_decide, session, session.folder, session.adapter)
+    spec = await whole(_decide, session, session.folder, session.adapter)
     options = supervision(session)
-    folder = session.folder.attempt_there
-    shipped = await asyncio.to_thread(ship_key, session.host, with_records(session, spec), folder)
-    session.supervisor = await asyncio.to_thread(
-        start, session.host, folder=folder, spec=shipped, options=options, run=session.folder.path.name
-    )
+    await whole(_begin, session, spec, options)
+    assert session.supervisor is not None
     status = await asyncio.to_thread(session.supervisor.status)
     session.folder.update(supervisor=status.supervisor, engine_process=status.engine)
     return f"{session.adapter.title} on port {spec.port}"
+
+
+def _begin(session: Session, spec: LaunchSpec, options: Options) -> None:
+    assert session.folder is not None
+    folder = session.folder.attempt_there
+    shipped = ship_key(session.host, with_records(session, spec), folder)
+    session.supervisor = start(session.host, folder=folder, spec=shipped, options=options, run=session.folder.path.name)
 
 
 def _decide(session: Session, folder: RunFolder, adapter: EngineAdapter) -> LaunchSpec:

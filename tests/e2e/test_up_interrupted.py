@@ -1,0 +1,66 @@
+"""Ctrl-C at any moment: it ends soon, and nothing that was started stays behind."""
+
+import json
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+from e2e_runner import FAKE_PYTHON, Firstlight, wait_for
+
+from firstlight.launch.ownership import find_processes
+from firstlight.probe.local import LocalHost
+
+NEVER_READY = {"FAKE_ENGINE_SCRIPT": "never-ready"}
+
+
+def up(folder: Path, *more: str) -> tuple[str, ...]:
+    words = ("up", str(folder), "--engine", "vllm", "--engine-python", str(FAKE_PYTHON), "--name", "tiny")
+    return (*words, "--skip", "verify", "--skip", "bench", *more)
+
+
+def left_in(home: Path) -> list[int]:
+    """Living processes that carry the mark of a supervisor's folder in this test's home: supervisors, engines, their children."""
+    folders = {p.parent for p in home.rglob("supervise.json")}
+    found = [find_processes(LocalHost(), str(folder)) for folder in folders]
+    return [p.pid for f in found for p in f.processes] + [0 for f in found if f.supervised]
+
+
+def test_during_a_rehearsal(firstlight: Firstlight, llama_folder: Path, own_home: Path) -> None:
+    process = firstlight.start(*up(llama_folder, "--rehearse", "always"), env=NEVER_READY)
+    wait_for(lambda: [p for p in own_home.rglob("rehearsal/1/supervisor.jsonl") if "engine-started" in p.read_text()])
+    assert left_in(own_home)
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert [(r["state"], r["reason"]) for r in firstlight.runs()] == [("stopped", "interrupted")]
+    wait_for(lambda: not left_in(own_home), seconds=20)
+
+
+@pytest.mark.parametrize("part", range(6))
+def test_around_the_launch(firstlight: Firstlight, llama_folder: Path, own_home: Path, part: int) -> None:
+    """From the stage's beginning on, in steps of 40 ms: before the supervisor is there, while it comes, and after."""
+    process = firstlight.start(*up(llama_folder, "--rehearse", "never"), env=NEVER_READY)
+    wait_for(lambda: [p for p in own_home.rglob("events.jsonl") if '"launch"' in p.read_text()])
+    time.sleep(0.04 * part)
+    process.send_signal(signal.SIGINT)
+    said = process.communicate(timeout=60)
+    assert process.returncode == 130
+    (run,) = firstlight.runs()
+    assert run["state"] == "stopped", (run["reason"], said)
+    wait_for(lambda: not left_in(own_home), seconds=20)
+
+
+def test_down_all_ends_what_a_record_calls_over(firstlight: Firstlight, llama_folder: Path, own_home: Path) -> None:
+    process = firstlight.start(*up(llama_folder, "--rehearse", "never"), env=NEVER_READY)
+    started = wait_for(lambda: [p for p in own_home.rglob("attempts/1/supervisor.jsonl") if "engine-started" in p.read_text()])
+    process.kill()
+    process.communicate()
+    record = started[0].parents[2] / "run.json"
+    told = json.loads(record.read_text()) | {"state": "failed", "reason": "interrupted before the engine was started"}
+    record.write_text(json.dumps(told))
+    assert left_in(own_home)
+    assert firstlight("down", "--all").returncode == 0
+    wait_for(lambda: not left_in(own_home), seconds=20)
+    assert os.path.exists(started[0])
