@@ -17,16 +17,16 @@ demo: .venv/embedded ## a real chat model, from nothing to a verified endpoint
 
 test: .venv/test ## the tests, llama.cpp included
 	$(BIN)/firstlight fetch demo
-	FIRSTLIGHT_TEST_STRICT=1 $(BIN)/python -m pytest -n 2 --dist loadfile --reruns 1 -m "not vllm and not slow and not llamacpp"
-	FIRSTLIGHT_TEST_STRICT=1 $(BIN)/python -m pytest --reruns 1 -m "llamacpp and not slow"
+	FIRSTLIGHT_TEST_STRICT=1 $(BIN)/python -m pytest -n 2 --dist loadfile -m "not vllm and not slow and not llamacpp"
+	FIRSTLIGHT_TEST_STRICT=1 $(BIN)/python -m pytest -m "llamacpp and not slow"
 
 test-engines: .venv/test engines ## the tests on a real vLLM (CPU build)
 	$(BIN)/firstlight fetch demo
-	$(ENGINE) FIRSTLIGHT_TEST_STRICT=1 $(BIN)/python -m pytest --reruns 1 -m "vllm and not slow"
+	$(ENGINE) FIRSTLIGHT_TEST_STRICT=1 $(BIN)/python -m pytest -m "vllm and not slow"
 
 test-hosts: .venv/test ## services in a real systemd, other hosts through a real sshd
 	$(BIN)/firstlight fetch demo
-	FIRSTLIGHT_TEST_STRICT=1 $(BIN)/python -m pytest -n 2 --dist loadfile --reruns 1 -m hosts
+	FIRSTLIGHT_TEST_STRICT=1 $(BIN)/python -m pytest -n 2 --dist loadfile -m hosts
 
 test-slow: .venv/test engines ## damaged models, kills, more of vLLM
 	$(BIN)/firstlight fetch demo
