@@ -1,7 +1,10 @@
 """`up` on a real vLLM (CPU build): an overlay makes a checkpoint serve that would have died, and a real model makes sense."""
 
+import contextlib
 import json
 import os
+import shutil
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -72,6 +75,44 @@ def test_embedded_fp8_kv_is_said_before_starting_and_an_overlay_makes_it_serve(
     assert hashes(tiny_mla) == before
     assert Path(overlay["path"]).is_dir()
     assert firstlight("down", "mla").returncode == 0
+
+
+def test_everything_wrong_at_once_stops_with_the_whole_story_or_converges(
+    firstlight: Firstlight, tiny_mla: Path, vllm_python: str, tmp_path: Path
+) -> None:
+    """An embedded FP8 KV cache, a context far beyond the model's, a busy port, and at first a shard that was cut.
+
+    Everything that can be known is said at once, before a start; with what the hints said, the overlay and a free port make it serve.
+    """
+    model = tmp_path / "all wrong"
+    shutil.copytree(tiny_mla, model)
+    before = hashes(model)
+    weights = max(model.glob("*.safetensors"), key=lambda p: p.stat().st_size)
+    whole = weights.read_bytes()
+    weights.write_bytes(whole[: len(whole) // 2])
+    with socket.socket() as stranger:
+        with contextlib.suppress(OSError):  # somebody else holds it: as good
+            stranger.bind(("127.0.0.1", 8000))
+            stranger.listen()
+        wrong = ("--engine", "vllm", "--engine-python", vllm_python, "--enforce-eager", "--name", "wrong")
+        stopped = firstlight("up", str(model), *wrong, "--max-model-len", "100000", "--port", "8000", seconds=ENGINE_LIMIT)
+        assert stopped.returncode == 4, stopped.stderr
+        for code in ("shard-truncated", "port-in-use", "max-model-len-too-large"):
+            assert code in stopped.stderr
+        assert not (run_folder(firstlight.runs()[0]) / "attempts").exists()
+
+        weights.write_bytes(whole)
+        mended = ("--max-model-len", "4096", "--skip", "verify", "--skip", "bench")  # as the hints said; the port is firstlight's to find
+        served = firstlight("up", str(model), *wrong, *mended, seconds=ENGINE_LIMIT)
+    assert served.returncode == 0, served.stderr
+    run = firstlight.runs()[0]
+    folder = run_folder(run)
+    assert (run["state"], run["attempt"]) == ("serving", 1)
+    assert not run["endpoint"]["base_url"].startswith("http://127.0.0.1:8000/")
+    assert json.loads((folder / "plan.json").read_text())["best"]["max_model_len"] == 4096
+    assert json.loads((folder / "overlay.json").read_text())["because"]
+    assert hashes(model) == before
+    assert firstlight("down", "wrong").returncode == 0
 
 
 def test_a_real_model_is_verified_and_measured(firstlight: Firstlight, smollm2: Path, vllm_python: str) -> None:
