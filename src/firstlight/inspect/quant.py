@@ -150,7 +150,7 @@ def scheme(group: Mapping[str, Any], outer: str) -> tuple[str, int | None, int |
 
 def _fp8(config: Mapping[str, Any], method: str) -> QuantSpec:
     block = config.get("weight_block_size")
-    sizes = [n for n in block if isinstance(n, int)] if isinstance(block, list) else None
+    sizes = [n for n in block if _int(n) is not None] if isinstance(block, list) else None
     return QuantSpec(
         method=method,
         format="fp8-block" if sizes else "fp8",
@@ -283,4 +283,5 @@ def _strings(value: Any) -> list[str]:
 
 
 def _int(value: Any) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) else None
+    """A width or group size; None for what cannot be one."""
+    return value if isinstance(value, int) and not isinstance(value, bool) and abs(value) < 1 << 31 else None

@@ -11,7 +11,10 @@ Tensors = list[tuple[str, str, tuple[int, ...]]]  # leaf, dtype, shape
 
 
 class Scheme(NamedTuple):
-    """How one module is stored. style: whose names (modelopt, compressed-tensors, fp8, deepseek-v4, awq, gptq, mxfp4)."""
+    """How one module is stored. style: whose names (modelopt, compressed-tensors, fp8, deepseek-v4, awq, gptq, mxfp4).
+
+    group: numbers that share a scale; 0: a whole row.
+    """
 
     style: str
     format: str
@@ -57,15 +60,21 @@ def _group(part: Part, pattern: str, dtype: str, shape: tuple[int, ...]) -> Tens
 
 
 def _stored(part: Part, scheme: Scheme) -> list[TensorGroup]:
-    if len(part.shape) == 3 and scheme.style in ("modelopt", "fp8") and part.leaf == "":
+    if len(part.shape) == 3 and scheme.style in _ONE_BY_ONE and part.leaf == "":
         return [g for one in _unfused(part) for g in _stored(one, scheme)]
-    write = _WRITERS[scheme.style]
-    return [_group(part, part.name + leaf, dtype, shape) for leaf, dtype, shape in write(part.shape, scheme)]
+    shape = _out_first(part) if scheme.style == "mxfp4" else part.shape
+    return [_group(part, part.name + leaf, dtype, stored) for leaf, dtype, stored in _WRITERS[scheme.style](shape, scheme)]
+
+
+def _out_first(part: Part) -> tuple[int, ...]:
+    """[…, out, in], whichever way the unquantized tensor is stored."""
+    *front, one, other = part.shape
+    return (*front, other, one) if part.transposed else part.shape
 
 
 def _unfused(part: Part) -> list[Part]:
     """Quantizers store experts one by one, whatever the unquantized checkpoint does."""
-    experts, out, into = part.shape if not part.transposed else (part.shape[0], part.shape[2], part.shape[1])
+    experts, out, into = _out_first(part)
     base = part.name.rpartition(".")[0] + ".{expert}"
     if part.name.endswith("gate_up_proj"):
         names = [(f"{base}.gate_proj", out // 2), (f"{base}.up_proj", out // 2)]
@@ -101,17 +110,19 @@ def _uniform(quant: QuantSpec, config: Mapping[str, Any]) -> Callable[[Part, str
 
 
 def _scheme(quant: QuantSpec, config: Mapping[str, Any]) -> Scheme | None:
-    group = quant.group_size if isinstance(quant.group_size, int) else 0
+    group = max(quant.group_size, 0) if isinstance(quant.group_size, int) else 0
     if quant.method == "modelopt":
         return Scheme("modelopt", quant.format or "fp8", group or 16, quant.activation != "none")
     if quant.method == "fp8":
         qwen = str(config.get("model_type") or "").startswith("qwen")
-        block = quant.group_size[0] if isinstance(quant.group_size, list) and quant.group_size else 0
+        block = max(quant.group_size[0], 0) if isinstance(quant.group_size, list) and quant.group_size else 0
         return Scheme("fp8", "fp8-block" if block else "fp8", block, scale_dtype="BF16" if qwen else "F32")
     if quant.method == "fbgemm_fp8":
         return Scheme("compressed-tensors", "fp8", 0)
     if quant.method in ("awq", "gptq", "awq_marlin", "gptq_marlin", "gptqmodel"):
-        return Scheme("awq" if quant.method.startswith("awq") else "gptq", f"int{quant.bits or 4}", group or 128)
+        whole_row = quant.group_size == -1
+        style, bits = "awq" if quant.method.startswith("awq") else "gptq", quant.bits or 4
+        return Scheme(style, f"int{bits}", 0 if whole_row else group or 128) if 0 < bits <= 32 else None
     return None
 
 
@@ -144,7 +155,7 @@ def _compressed(quant: QuantSpec, raw: Mapping[str, Any]) -> Callable[[Part, str
             return None
         for match, everything, (form, _, size, activation) in targets:
             if match(module) or everything:
-                return Scheme("compressed-tensors", form, size or 0, activation != "none", "BF16")
+                return Scheme("compressed-tensors", form, max(size or 0, 0), activation != "none", "BF16")
         return None
 
     return scheme_of
@@ -169,14 +180,14 @@ def _up(n: int, block: int) -> int:
 
 
 def _modelopt(shape: tuple[int, ...], s: Scheme) -> Tensors:
-    out, into = shape
+    *front, out, into = shape
     if s.format in ("nvfp4", "int4"):
-        tensors: Tensors = [(".weight", "U8", (out, into // 2)), (".weight_scale", "F8_E4M3", (out, _up(into, s.group)))]
+        tensors: Tensors = [(".weight", "U8", (*front, out, into // 2)), (".weight_scale", "F8_E4M3", (*front, out, _up(into, s.group)))]
         return tensors + [(".weight_scale_2", "F32", ())] + ([(".input_scale", "F32", ())] if s.activation else [])
     if s.format == "mxfp8":
-        return [(".weight", "F8_E4M3", shape), (".weight_scale", "U8", (out, _up(into, 32)))]
+        return [(".weight", "F8_E4M3", shape), (".weight_scale", "U8", (*front, out, _up(into, 32)))]
     if s.format == "fp8-block":
-        return [(".weight", "F8_E4M3", shape), (".weight_scale", "F32", (_up(out, 128), 1, _up(into, 128), 1))]
+        return [(".weight", "F8_E4M3", shape), (".weight_scale", "F32", (*front, _up(out, 128), 1, _up(into, 128), 1))]
     return [(".weight", "F8_E4M3", shape), (".weight_scale", "F32", ()), (".input_scale", "F32", ())]
 
 
@@ -188,10 +199,10 @@ def _fp8(shape: tuple[int, ...], s: Scheme) -> Tensors:
 
 
 def _deepseek_v4_tensors(shape: tuple[int, ...], s: Scheme) -> Tensors:
-    out, into = shape
+    *front, out, into = shape
     if s.format == "fp4":
-        return [(".weight", "I8", (out, into // 2)), (".scale", "F8_E8M0", (out, into // s.group))]
-    return [(".weight", "F8_E4M3", shape), (".scale", "F8_E8M0", (_up(out, s.group), _up(into, s.group)))]
+        return [(".weight", "I8", (*front, out, into // 2)), (".scale", "F8_E8M0", (*front, out, into // s.group))]
+    return [(".weight", "F8_E4M3", shape), (".scale", "F8_E8M0", (*front, _up(out, s.group), _up(into, s.group)))]
 
 
 def _compressed_tensors(shape: tuple[int, ...], s: Scheme) -> Tensors:
@@ -201,38 +212,47 @@ def _compressed_tensors(shape: tuple[int, ...], s: Scheme) -> Tensors:
         return tensors + [(".weight_global_scale", "F32", (1,))] + ([(".input_global_scale", "F32", (1,))] if s.activation else [])
     if s.format == "mxfp4":
         return [(".weight_packed", "U8", (*front, out, into // 2)), (".weight_scale", "U8", (*front, out, _up(into, 32)))]
-    if s.format.startswith("int") and s.format != "int8":
-        group = s.group or into
-        packed = (*front, out, _up(into * int(s.format[3:]), 32))
+    if (bits := _integer_bits(s.format)) and bits != 8:
         return [
-            (".weight_packed", "I32", packed),
-            (".weight_scale", "BF16", (*front, out, _up(into, group))),
+            (".weight_packed", "I32", (*front, out, _up(into * bits, 32))),
+            (".weight_scale", "BF16", (*front, out, _up(into, s.group or into))),
             (".weight_shape", "I32", (2,)),
         ]
     if s.format == "fp8-block":
         return [(".weight", "F8_E4M3", shape), (".weight_scale", "BF16", (*front, _up(out, 128), _up(into, 128)))]
-    return [(".weight", "I8" if s.format == "int8" else "F8_E4M3", shape), (".weight_scale", s.scale_dtype, (*front, out, 1))]
+    return [(".weight", "I8" if s.format.startswith("int") else "F8_E4M3", shape), (".weight_scale", s.scale_dtype, (*front, out, 1))]
+
+
+def _integer_bits(form: str) -> int | None:
+    """`int4` -> 4; None for what is no width of an integer (`int-quantized` without one)."""
+    width = form.removeprefix("int")
+    return int(width) if width != form and width.isdecimal() and 0 < int(width) <= 64 else None
 
 
 def _awq(shape: tuple[int, ...], s: Scheme) -> Tensors:
-    out, into = shape
-    rows = _up(into, s.group)
-    return [(".qweight", "I32", (into, out // 8)), (".qzeros", "I32", (rows, out // 8)), (".scales", "F16", (rows, out))]
+    *front, out, into = shape
+    rows = _up(into, s.group or into)
+    return [
+        (".qweight", "I32", (*front, into, out // 8)),
+        (".qzeros", "I32", (*front, rows, out // 8)),
+        (".scales", "F16", (*front, rows, out)),
+    ]
 
 
 def _gptq(shape: tuple[int, ...], s: Scheme) -> Tensors:
-    out, into = shape
-    bits, rows = int(s.format[3:]), _up(into, s.group)
-    packed: Tensors = [(".qweight", "I32", (into * bits // 32, out)), (".qzeros", "I32", (rows, out * bits // 32))]
-    return [*packed, (".scales", "F16", (rows, out)), (".g_idx", "I32", (into,))]
+    *front, out, into = shape
+    bits, rows = int(s.format[3:]), _up(into, s.group or into)
+    packed: Tensors = [(".qweight", "I32", (*front, into * bits // 32, out)), (".qzeros", "I32", (*front, rows, out * bits // 32))]
+    return [*packed, (".scales", "F16", (*front, rows, out)), (".g_idx", "I32", (*front, into))]
 
 
 def _mxfp4(shape: tuple[int, ...], s: Scheme) -> Tensors:
-    """gpt-oss: [experts, in, out] becomes blocks of 32 numbers in 16 bytes along `in`, and one exponent each."""
-    experts, into, out = shape
-    return [("_blocks", "U8", (experts, out, into // 32, 16)), ("_scales", "U8", (experts, out, into // 32))]
+    """gpt-oss: blocks of 32 numbers in 16 bytes along `in`, and one exponent each."""
+    *front, out, into = shape
+    return [("_blocks", "U8", (*front, out, into // 32, 16)), ("_scales", "U8", (*front, out, into // 32))]
 
 
+_ONE_BY_ONE = ("modelopt", "fp8", "awq", "gptq")  # experts that the unquantized checkpoint stores together
 _WRITERS: dict[str, Callable[[tuple[int, ...], Scheme], Tensors]] = {
     "modelopt": _modelopt,
     "fp8": _fp8,
