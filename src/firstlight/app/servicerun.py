@@ -133,7 +133,8 @@ class ServiceRun:
         wedged = False
         while True:
             try:
-                event = await asyncio.wait_for(queue.get(), max(0.05, fed + every - time.monotonic()))
+                async with asyncio.timeout(max(0.05, fed + every - time.monotonic())):  # wait_for can swallow a cancellation
+                    event = await queue.get()
             except TimeoutError:
                 fed = time.monotonic()
                 if not wedged and await asyncio.to_thread(self._answers):

@@ -71,7 +71,8 @@ async def _watch(session: Session, tail: LogTail, *, from_byte: int, mine: bool)
     look = LOOK_SECONDS if session.host.is_local else LOOK_SECONDS_ELSEWHERE
     while True:
         try:
-            event = await asyncio.wait_for(queue.get(), look)
+            async with asyncio.timeout(look):  # not wait_for: on Python 3.11 it can swallow a Ctrl-C
+                event = await queue.get()
         except TimeoutError:
             await _read_log(session, tail, follower)
             if beat := await follower.beat():
