@@ -71,7 +71,7 @@ def llamacpp(
     port = free_port()
     argv = [sys.executable, str(RUNNER), "--model", str(model), "--alias", name, "--port", str(port), "--parallel", str(parallel)]
     argv += ["--ctx-size", str(context), "--threads", str(threads), "--metrics", "--kv-unified", *extra]
-    with process(argv, port):
+    with process(argv, port, wait=180):
         yield Endpoint(base_url=f"http://127.0.0.1:{port}/v1", model=name, engine="llamacpp", max_model_len=context)
 
 
@@ -83,7 +83,7 @@ def vllm(folder: Path, *, python: str, extra: tuple[str, ...] = (), name: str = 
     argv += ["--host", "127.0.0.1", "--max-model-len", "2048", "--max-num-seqs", "16", "--enforce-eager", *extra]
     own = {"VLLM_TARGET_DEVICE": "cpu", "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "VLLM_CPU_KVCACHE_SPACE": "1"}
     own |= {"VLLM_SERVER_DEV_MODE": "1"}  # /collective_rpc and /reset_prefix_cache, by which damaged weights come into a running engine
-    with process(argv, port, env={**os.environ, **own}, log=log, wait=240):
+    with process(argv, port, env={**os.environ, **own}, log=log, wait=480):
         yield Endpoint(base_url=f"http://127.0.0.1:{port}/v1", model=name, engine="vllm", max_model_len=2048)
 
 

@@ -112,15 +112,11 @@ def test_the_command_gives_a_verdict_document(demo: Endpoint, tmp_path: Path) ->
 
 
 async def test_bench_agrees_with_llama_cpps_own_timings(demo: Endpoint) -> None:
-    from firstlight.verify.client import Api
-
+    """The same requests by two clocks, so that a busy machine makes no difference."""
     verdict = await verify(demo, checks=["known-answers"])
-    report = await run_bench(demo, profile="quick", concurrency=1, verdict=verdict)
-    api = Api(demo.base_url, demo.model)
-    body = {"model": demo.model, "prompt": "river stone light", "max_tokens": 32, "ignore_eos": True, "temperature": 0}
-    rates = [(await api.post("/completions", body))[1]["timings"]["predicted_per_second"] for _ in range(5)]
-    await api.close()
-    ours = report.points[0].tokens_per_second_per_user
-    assert ours is not None
+    report = await run_bench(demo, profile="quick", concurrency=2, verdict=verdict)
     assert not report.forced
-    assert 0.4 < ours / sorted(rates)[2] < 2.5, "a busy machine allows no closer bound here; bench/results has the measured one"
+    for p in report.points:
+        assert p.tpot.p50
+        assert p.engine_tpot_p50
+        assert p.tpot.p50 == pytest.approx(p.engine_tpot_p50, rel=0.05)

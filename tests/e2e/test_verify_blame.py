@@ -1,0 +1,31 @@
+"""`verify --blame` of a run that serves: asked first, its knobs turned on the real engine, and served again as before."""
+
+import json
+from pathlib import Path
+
+import pytest
+from e2e_runner import Firstlight, run_folder
+
+pytestmark = [pytest.mark.llamacpp, pytest.mark.slow, pytest.mark.timeout(1500)]
+
+
+def test_a_run_is_restarted_after_consent_its_template_named_and_served_as_before(
+    firstlight: Firstlight, demo_gguf: Path, tmp_path: Path
+) -> None:
+    template = tmp_path / "wrong.jinja"
+    template.write_text("{% for m in messages %}# # # #{% endfor %}")
+    engine = ("--chat-template-file", str(template), "--threads", "1")
+    assert firstlight("up", str(demo_gguf), "--name", "demo", "--skip", "bench", "--", *engine, seconds=400).returncode == 6
+    asked = firstlight("verify", "demo", "--checks", "known-answers", "--blame", seconds=400)
+    assert asked.returncode == 8, asked.stderr
+    assert "--allow restart" in asked.stderr
+    blamed = firstlight("verify", "demo", "--checks", "known-answers", "--blame", "--allow", "restart", "-o", "json", seconds=500)
+    assert blamed.returncode == 6, blamed.stderr
+    culprits = [b for b in json.loads(blamed.stdout)["blame"] if b["culprit"]]
+    assert [b["knob"] for b in culprits] == ["chat-template"]
+    assert any("facts hold -> " in line for line in culprits[0]["evidence"])
+    run = firstlight.runs()[0]
+    assert (run["state"], run["attempt"]) == ("ready", 2)
+    assert json.loads((run_folder(run) / "verdict.json").read_text())["blame"]
+    assert firstlight("verify", "demo", "--checks", "completions").returncode == 0
+    assert firstlight("down", "demo").returncode == 0
