@@ -103,3 +103,24 @@ def test_how_far_a_prediction_was_off() -> None:
     assert missed_by(1000, 1020.0) == pytest.approx(0.02)
     assert missed_by(None, 1.0) is None
     assert missed_by(1000, None) is None
+
+
+NEWER = """
+import logging, os, sys, types
+from importlib.metadata import entry_points
+for e in entry_points(group="vllm.general_plugins"): e.load()()
+sys.modules["vllm.logger"] = types.SimpleNamespace(_vllm_process_info=("EngineCore_DP1", os.getpid()))
+ours = logging.getLogRecordFactory()
+logging.setLogRecordFactory(lambda *a, **k: ours(*a, **k))
+for e in entry_points(group="vllm.general_plugins"): e.load()()
+logging.getLogger("vllm").warning("once")
+"""
+
+
+def test_newer_vllm_keeps_the_process_name_and_wraps_the_factory_again(tmp_path: Path) -> None:
+    lay(tmp_path / "plugin")
+    source = RecordSocket(str(tmp_path / "log.sock"))
+    env = {**os.environ, "PYTHONPATH": str(tmp_path / "plugin"), ENVIRONMENT: source.path}
+    subprocess.run([sys.executable, "-c", NEWER], env=env, check=True, timeout=60)
+    assert [(r.process, r.text) for r in source.drain()] == [("EngineCore_DP1", "once")]
+    source.close()

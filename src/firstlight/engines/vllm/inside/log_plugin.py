@@ -7,20 +7,23 @@ import json
 import logging
 import os
 import socket
+import sys
 from typing import Any
 
 _LOGGERS = ("vllm", "uvicorn")
 _LONGEST_ARGUMENT = 500
 _LONGEST_DATAGRAM = 60000
+_registered = False
 
 
 def register() -> None:
-    """Wraps the record factory once per process; a forked child gets a socket of its own."""
+    """Wraps the record factory once per process; a forked child gets a socket of its own. vLLM may wrap it again."""
+    global _registered
     path = os.environ.get("FIRSTLIGHT_LOG_SOCKET")
-    before = logging.getLogRecordFactory()
-    if not path or getattr(before, "_firstlight", False):
+    if not path or _registered:
         return
-    sender = _Sender(path)
+    _registered = True
+    before, sender = logging.getLogRecordFactory(), _Sender(path)
 
     def factory(*args: Any, **kwargs: Any) -> logging.LogRecord:
         record = before(*args, **kwargs)
@@ -28,7 +31,6 @@ def register() -> None:
             sender.send(record)
         return record
 
-    factory._firstlight = True  # type: ignore[attr-defined]
     logging.setLogRecordFactory(factory)
 
 
@@ -62,6 +64,7 @@ def _fields(record: logging.LogRecord) -> dict[str, Any]:
 
 
 def _process_name(record: logging.LogRecord) -> str | None:
-    """The name that vLLM prints in front of a line; its own decoration of the process name where there is one."""
-    name = record.processName
+    """The name that vLLM prints in front of a line: kept in its logger module from 0.32 on, before that the process's own."""
+    kept = getattr(sys.modules.get("vllm.logger"), "_vllm_process_info", None)
+    name = kept[0] if kept and kept[1] == os.getpid() else record.processName
     return "APIServer" if name == "MainProcess" else name
