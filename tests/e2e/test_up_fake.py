@@ -230,3 +230,13 @@ def test_a_run_of_a_newer_schema_is_shown_and_not_touched(firstlight: Firstlight
     assert described.returncode == 2
     assert "schema-newer" in described.stderr
     assert (newer / "run.json").read_text() == text
+
+
+def test_an_ignored_refusal_of_the_plan_goes_on(firstlight: Firstlight, llama_folder: Path) -> None:
+    """The engine's own rule about the context is the plan's blocker; by name it is overridden like any other."""
+    asked = ("--max-model-len", "100000", "--rehearse", "never", "--skip", "verify", "--skip", "bench")
+    refused = firstlight(*up(llama_folder, *asked))
+    assert refused.returncode == 4
+    assert "max-model-len-too-large" in refused.stderr
+    went_on = firstlight(*up(llama_folder, *asked, "--ignore", "max-model-len-too-large"))
+    assert went_on.returncode == 0, went_on.stderr

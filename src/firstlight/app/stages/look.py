@@ -155,7 +155,7 @@ def make_plan(session: Session) -> PlanSet:
 
 
 def stop_if_blocked(session: Session) -> None:
-    """Raises when there is nothing to start: exit 4 for blockers, 3 when nothing fits."""
+    """Raises when there is nothing to start: exit 4 for blockers, 3 when nothing fits. A plan whose blockers are all ignored goes on."""
     open_blockers = blockers(session.findings)
     if open_blockers:
         raise FirstlightError(
@@ -166,7 +166,7 @@ def stop_if_blocked(session: Session) -> None:
             exit_code=Exit.PREFLIGHT_BLOCKED,
         )
     plan_set = session.plan_set
-    if plan_set is not None and (plan_set.verdict != "fits" or plan_set.best is None):
+    if plan_set is not None and (plan_set.verdict == "does-not-fit" or plan_set.best is None):
         raise FirstlightError(
             "nothing-fits",
             "no layout of this model fits this machine",

@@ -87,6 +87,7 @@ async def bench(session: Session) -> str:
         session.bench = await run_bench(
             way.endpoint,
             profile=session.options.bench_profile,
+            concurrency=session.intent.concurrency,
             candidate=session.plan_set.best if session.plan_set else None,
             verdict=session.verdict,
             force="verify" in session.options.skip or bool(session.options.accept),
