@@ -124,7 +124,8 @@ def newest(engine: str = "vllm") -> str:
 
 _PLAIN = (
     "gpu_memory_utilization", "max_num_seqs", "max_num_batched_tokens", "cuda_graph_reserve", "kv_cache_memory_bytes", "hybrid_kv_groups",
-    "null_blocks", "concurrent_batches", "quant_block_must_divide", "state_blocks", "mxfp4_backend", "mxfp4_keeps_scales", "activation_spread", "cpu_kv_share",
+    "null_blocks", "concurrent_batches", "quant_block_must_divide", "state_blocks", "mxfp4_backend", "mxfp4_keeps_scales",
+    "activation_spread", "cpu_kv_share",
 )  # fmt: skip
 
 
