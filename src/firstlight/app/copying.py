@@ -23,7 +23,7 @@ MARGIN = 64 << 20
 LOOK = 64 << 10
 PATIENCE_SECONDS = 600.0
 AGAIN_SECONDS = 1.0
-_CUT = frozenset({12, 30, 35, 255})  # rsync(1): the stream broke, a time limit, ssh's own
+_FOR_GOOD = frozenset({1, 2, 3, 4, 5, 6, 11, 13, 22, 23, 25})  # rsync(1): usage, versions, files; all else is a stream that broke
 _SKIPPED = frozenset({".git", ".cache"})
 _SPLIT = re.compile(r"(?P<stem>.+)-\d{5}-of-(?P<count>\d{5})\.gguf$")
 Progress = Callable[[int, int], None]
@@ -148,8 +148,8 @@ async def _rsync(host: SshHost, copy: Copy, on_progress: Progress) -> None:
         if code == 0:
             on_progress(copy.total, copy.total)
             return
-        if code not in _CUT or time.monotonic() > deadline:
-            raise _not_copied(host, copy.root, said)
+        if (code in _FOR_GOOD and said.strip()) or time.monotonic() > deadline:
+            raise _not_copied(host, copy.root, said + f"\nrsync: exit status {code}".encode())
         await asyncio.sleep(AGAIN_SECONDS)
 
 
@@ -202,7 +202,7 @@ async def _put(host: SshHost, argv: list[str], source: str, there: str, size: in
         except HostError as e:
             if e.code not in LOST:
                 raise
-        if code not in (0, *_CUT) or time.monotonic() > deadline:
+        if code not in (0, 255) or time.monotonic() > deadline:
             raise _not_copied(host, source, said)
         await asyncio.sleep(AGAIN_SECONDS)
 
