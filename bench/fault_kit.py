@@ -170,6 +170,9 @@ class Kit:
                 client.stop(grace_seconds=3)
             except Exception:
                 client.sweep()
+        until = time.monotonic() + 5.0  # a supervisor answers before it is gone itself
+        while any(procfs.same(pid, ticks) for pid, ticks in self.members) and time.monotonic() < until:
+            time.sleep(0.02)
         lost = list(self._lost())
         for path in self.mounts:
             subprocess.run(["umount", str(path)], check=False)
