@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from firstlight.app.drafting import Drafter, look_at_drafter
 from firstlight.app.places import cache_folder, data_folder
 from firstlight.app.plan_options import Planning
 from firstlight.catalog.engines import newest
@@ -38,6 +39,7 @@ class Looked(NamedTuple):
     engine: EngineRef
     install: EngineInstall | None
     findings: Sequence[Finding] = ()
+    drafter: Drafter = Drafter()
 
 
 def look(
@@ -60,7 +62,7 @@ def look(
     machine = elsewhere or look_at_machine(where, checkpoint, hints=hints, measure_reads=measure_reads)
     installs = find_here(where, hints) if elsewhere and answered_here else machine.engines
     chosen = choose_engine(checkpoint, installs, planning.engine, engine_python=engine_python)
-    return Looked(checkpoint, machine, chosen.engine, chosen.install, chosen.findings)
+    return Looked(checkpoint, machine, chosen.engine, chosen.install, chosen.findings, look_at_drafter(planning.intent, checkpoint, where))
 
 
 def look_at_model(model: str, host: Host) -> Checkpoint:

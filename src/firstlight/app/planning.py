@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 import msgspec
 
+from firstlight.app.drafting import with_reason
 from firstlight.app.looking import Looked
 from firstlight.app.plan_options import Planning
 from firstlight.core.answer import EngineAnswer
@@ -16,7 +17,16 @@ def compute(planning: Planning, looked: Looked, answer: EngineAnswer | None = No
     """The plan; what the checkpoint's own findings say about the figures is among its findings. answer: the engine's, when it was asked."""
     from firstlight.plan.plan import plan
 
-    found = plan(looked.checkpoint, looked.machine, planning.intent, engine=looked.engine, install=looked.install, answer=answer)
+    found = plan(
+        looked.checkpoint,
+        looked.machine,
+        planning.intent,
+        engine=looked.engine,
+        install=looked.install,
+        answer=answer,
+        draft=looked.drafter.checkpoint,
+    )
+    found = with_reason(found, looked.drafter)
     extra = [f for f in looked.checkpoint.findings if f.severity is Severity.BLOCKER or f.code in ("weights-absent", "tensors-derived")]
     notes = [f if _spoils_figures(f) else msgspec.structs.replace(f, severity=_no_blocker(f)) for f in extra]
     verdict = "blocked" if any(_spoils_figures(f) for f in notes) else found.verdict
@@ -61,7 +71,14 @@ def save(planning: Planning, looked: Looked, found: PlanSet, path: str) -> None:
     from firstlight.core.saved import SavedPlan
     from firstlight.core.schema import encode
 
-    document = SavedPlan(intent=planning.intent, checkpoint=looked.checkpoint, machine=looked.machine, plan=found, version=__version__)
+    document = SavedPlan(
+        intent=planning.intent,
+        checkpoint=looked.checkpoint,
+        machine=looked.machine,
+        plan=found,
+        version=__version__,
+        draft=looked.drafter.checkpoint,
+    )
     try:
         Path(path).write_bytes(encode(document))
     except OSError as e:

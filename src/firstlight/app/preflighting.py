@@ -35,12 +35,13 @@ class Looked(NamedTuple):
 
 def look(planning: Planning, *, host: str, engine_python: str | None, prove_peers: bool = True) -> Looked:
     """Model, machine, engine and plan for `preflight`. prove_peers: test them where the plan has several GPUs of a real machine."""
-    checkpoint, machine, engine, install, findings = looking.look(planning, host=host, engine_python=engine_python, measure_reads=True)
-    candidate = _candidate(checkpoint, machine, planning.intent, engine, install)
+    looked = looking.look(planning, host=host, engine_python=engine_python, measure_reads=True)
+    checkpoint, machine, install = looked.checkpoint, looked.machine, looked.install
+    candidate = _candidate(looked, planning.intent)
     if prove_peers and planning.machine() is None and candidate.tensor_parallel_size * candidate.pipeline_parallel_size > 1:
         machine = _proven(host, machine, install)
     context = Context(checkpoint=checkpoint, machine=machine, intent=planning.intent, candidate=candidate, install=install)
-    return Looked(context, _about(context), findings)
+    return Looked(context, _about(context), looked.findings)
 
 
 def _proven(host: str, machine: Machine, install: EngineInstall | None) -> Machine:
@@ -141,11 +142,12 @@ def _about(context: Context) -> list[str]:
     return lines
 
 
-def _candidate(checkpoint: Checkpoint, machine: Machine, intent: Intent, engine: EngineRef, install: EngineInstall | None) -> Candidate:
+def _candidate(looked: looking.Looked, intent: Intent) -> Candidate:
     """The plan's layout for the checkpoint as it is, without what the plan cures in it; the pins where nothing fits."""
     from firstlight.plan.plan import plan
 
-    found = plan(checkpoint, machine, intent, engine=engine, install=install)
+    engine, install = looked.engine, looked.install
+    found = plan(looked.checkpoint, looked.machine, intent, engine=engine, install=install, draft=looked.drafter.checkpoint)
     if found.best is not None:
         return _uncured(found.best, intent)
     return _as_candidate(engine, install, intent.pins, [])

@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 
 from firstlight.app.consent import Consent
+from firstlight.app.drafting import Drafter
 from firstlight.app.emitter import Emitter
 from firstlight.app.steps import Step
 from firstlight.app.store import RunFolder, RunStore
@@ -57,6 +58,7 @@ class Session:
     name: str
     folder: RunFolder | None = None
     checkpoint: Checkpoint | None = None
+    drafter: Drafter = field(default_factory=Drafter)
     machine: Machine | None = None
     install: EngineInstall | None = None
     adapter: EngineAdapter | None = None

@@ -9,10 +9,14 @@ from firstlight.core.plan import PlanSet
 
 
 class SavedPlan(Struct, frozen=True, kw_only=True):
-    """The plan with everything that it was computed from, so that staleness is a comparison. version: firstlight's own, that wrote it."""
+    """The plan with everything that it was computed from, so that staleness is a comparison. version: firstlight's own, that wrote it.
+
+    draft: the external drafter of a speculative config, where it could be read.
+    """
 
     intent: Intent
     checkpoint: Checkpoint
     machine: Machine
     plan: PlanSet
     version: str
+    draft: Checkpoint | None = None

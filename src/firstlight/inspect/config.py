@@ -12,7 +12,16 @@ from firstlight.core.ports import FileInfo, Source
 from firstlight.inspect.field_types import checked_quantization, kind, wrong_type
 
 CONFIG_LIMIT = 32 << 20  # the largest published one (per-tensor quantization lists) has 3 MB
-NESTED = ("text_config", "llm_config", "language_config", "thinker_config", "language_model", "llm", "text_model")
+NESTED = (
+    "text_config",
+    "llm_config",
+    "language_config",
+    "thinker_config",
+    "language_model",
+    "llm",
+    "text_model",
+    "transformer_layer_config",
+)
 _NAMED_CONFIGS = tuple(name for name in NESTED if name.endswith("_config"))
 _DROPPED = frozenset(NESTED) | {"quantization_config", "compression_config"}
 _LAYERS, _WIDTH = 10_000, 1 << 24

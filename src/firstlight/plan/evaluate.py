@@ -9,6 +9,7 @@ from msgspec import Struct
 from firstlight.core.figures import Figure, Rung
 from firstlight.core.plan import Candidate, MemoryBudget, RankBudget
 from firstlight.core.units import GIB, gib
+from firstlight.plan.draft import Draft, plus, with_drafter
 from firstlight.plan.figures import interval, known, unknown
 from firstlight.plan.flags import as_args
 from firstlight.plan.kv import STATES, KvPlan, dtype_key, kv_plan, token_bytes
@@ -23,6 +24,7 @@ from firstlight.plan.speed import predict
 
 CONTEXT_BYTES = round(0.6 * GIB)  # CUDA context and NCCL's eager buffers, outside the utilization
 ROUND_LENGTH = 1024
+MEASURED = (Rung.REHEARSED, Rung.MEASURED)
 
 
 class Choice(Struct, frozen=True, kw_only=True):
@@ -89,8 +91,9 @@ def _longest_request(kv: KvPlan, pool: Figure, limit: int) -> int:
 
 def kv_of(s: Situation, choice: Choice, dtype: str) -> KvPlan:
     """Groups, pages and blocks of a choice. dtype: a key of `dtype_key`."""
+    draft = s.draft
     return kv_plan(
-        s.checkpoint,
+        with_drafter(s.checkpoint, draft),
         choice.layout,
         dtype,
         block_size=s.wish.pins.block_size or 16,
@@ -99,6 +102,8 @@ def kv_of(s: Situation, choice: Choice, dtype: str) -> KvPlan:
         prefix_caching_of_states=s.terms.state_blocks > 1,
         null_blocks=s.terms.null_blocks,
         hybrid=s.terms.hybrid_kv_groups,
+        draft_layers=draft.layers if draft else 0,
+        speculative_states=draft.num_speculative_tokens if draft else 0,
     )
 
 
@@ -118,8 +123,9 @@ def _rank(s: Situation, choice: Choice, stage: StageWeights, stages: int, length
         first=stage.stage == 0,
         last=stage.stage == stages - 1,
     )
+    drafter = s.draft if stage.stage == stages - 1 else None
     graphs = cuda_graphs(
-        len(stage.layers),
+        len(stage.layers) + (drafter.layers if drafter else 0),
         s.terms,
         max_num_seqs=choice.max_num_seqs,
         max_num_batched_tokens=choice.max_num_batched_tokens,
@@ -139,6 +145,8 @@ def _rank(s: Situation, choice: Choice, stage: StageWeights, stages: int, length
         headroom=Figure(),
     )
     budget = lifted(computed, s.evidence, choice.layout)
+    if drafter is not None:
+        budget = _with_drafter(budget, drafter, choice)
     parts = (budget.weights, budget.activation_peak, budget.cuda_graphs, budget.non_torch)
     pool = _left(usable, parts)
     if pinned:
@@ -147,6 +155,16 @@ def _rank(s: Situation, choice: Choice, stage: StageWeights, stages: int, length
         budget = msgspec.structs.replace(budget, usable=unpinned)
     budget = msgspec.structs.replace(budget, kv_pool=pool, headroom=_headroom(total, usable, pinned, parts))
     return _Rank(stage=stage, budget=budget, pool=pool)
+
+
+def _with_drafter(budget: MemoryBudget, draft: Draft, choice: Choice) -> MemoryBudget:
+    """The drafter's part on top; a rehearsal has measured it with the rest, an engine that was asked built the model alone."""
+    weights, activation = budget.weights, budget.activation_peak
+    if weights.rung not in MEASURED:
+        weights = plus(weights, draft.weights(choice.layout), f"with the drafter {draft.name}")
+    if activation.rung not in MEASURED:
+        activation = plus(activation, draft.buffers(choice.max_num_batched_tokens), "with the drafter's inputs")
+    return msgspec.structs.replace(budget, weights=weights, activation_peak=activation)
 
 
 def _left(usable: int, parts: tuple[Figure, ...]) -> Figure:
@@ -216,7 +234,7 @@ def _candidate(s: Situation, choice: Choice, kv: KvPlan, ranks: list[_Rank], bin
         env=dict(s.wish.env),
         per_gpu=binding.budget,
         ranks=_rank_budgets(layout, ranks),
-        kv_bytes_per_token=token_bytes(s.checkpoint, dtype, layout.tensor_parallel_size) or None,
+        kv_bytes_per_token=token_bytes(with_drafter(s.checkpoint, s.draft), dtype, layout.tensor_parallel_size) or None,
         kv_tokens=_tokens(kv, pool, length),
         max_model_len_that_fits=_over(pool, lambda b: kv.longest(b, limit)) if kv.block_bytes else unknown(_no_tokens(kv)),
         max_concurrency=_concurrency(kv, pool, length, layout.data_parallel_size),

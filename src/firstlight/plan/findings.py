@@ -1,10 +1,12 @@
 """What a plan has to say besides its figures: blockers, warnings and notes."""
 
 from collections.abc import Iterator
+from typing import Any
 
 from firstlight.core.findings import Finding, Severity
 from firstlight.core.plan import Candidate, Rejected
 from firstlight.core.units import gib
+from firstlight.plan.draft import Draft
 from firstlight.plan.evaluate import CONTEXT_BYTES, Outcome
 from firstlight.plan.layouts import Layout
 from firstlight.plan.length import too_long
@@ -20,7 +22,12 @@ MEMORY_CODES = frozenset(
 
 def layout_of(c: Candidate) -> str:
     """`tp8 dcp8 kv fp8`: a candidate in a few letters."""
-    layout = Layout(
+    layout = layout_in(c)
+    return f"{layout} kv {c.kv_cache_dtype}" if c.kv_cache_dtype not in (None, "auto") else str(layout)
+
+
+def layout_in(c: Candidate) -> Layout:
+    return Layout(
         tensor_parallel_size=c.tensor_parallel_size,
         pipeline_parallel_size=c.pipeline_parallel_size,
         data_parallel_size=c.data_parallel_size,
@@ -28,7 +35,6 @@ def layout_of(c: Candidate) -> str:
         enable_expert_parallel=c.enable_expert_parallel,
         nodes=c.nodes,
     )
-    return f"{layout} kv {c.kv_cache_dtype}" if c.kv_cache_dtype not in (None, "auto") else str(layout)
 
 
 def machine_name(s: Situation) -> str:
@@ -82,17 +88,32 @@ def findings_of(s: Situation, best: Outcome | None) -> Iterator[Finding]:
             evidence=[f"smallest: {s.gpus[0].name}, {gib(s.total_bytes)}"],
         )
     yield from _occupied(s, best)
-    if s.wish.pins.speculative_config and not s.resident.options.draft:
-        yield Finding(
-            code="draft-not-counted",
-            severity=Severity.WARNING,
-            message="the drafter's weights and KV cache are not in this budget",
-            evidence=[f"speculative_config: {s.wish.pins.speculative_config}"],
-            hint="`firstlight ask` counts them, or leave room with --gpu-memory-utilization",
-        )
+    if s.draft_uncounted is not None:
+        yield not_counted(s.draft_uncounted, s.wish.pins.speculative_config)
+    elif s.draft is not None and best is not None:
+        yield counted(s.draft, layout_in(best.candidate))
     if best is not None:
         yield from _about(best)
         yield from _outside(s, best.candidate)
+
+
+def not_counted(why: str, spec: dict[str, Any] | None) -> Finding:
+    return Finding(
+        code="draft-not-counted",
+        severity=Severity.WARNING,
+        message=f"the drafter's weights and KV cache are not in this budget: {why}",
+        evidence=[f"speculative_config: {spec}"],
+        hint="`firstlight rehearse` measures them, or leave room with --gpu-memory-utilization",
+    )
+
+
+def counted(draft: Draft, layout: Layout) -> Finding:
+    return Finding(
+        code="draft-counted",
+        severity=Severity.NOTE,
+        message=f"the drafter {draft.name} is in this budget",
+        evidence=draft.about(layout),
+    )
 
 
 def _occupied(s: Situation, best: Outcome | None) -> Iterator[Finding]:

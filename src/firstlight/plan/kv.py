@@ -130,15 +130,19 @@ def kv_plan(
     prefix_caching_of_states: bool = False,
     null_blocks: int = 0,
     hybrid: bool = True,
+    draft_layers: int = 0,
+    speculative_states: int = 0,
 ) -> KvPlan:
     """Groups and block bytes. Unknown KV groups give a plan without groups, whose blocks are 0.
 
     hybrid: whether sliding and chunked layers page by themselves; releases before 0.10 keep the whole context in every layer.
+    draft_layers: layers of a drafter, after the last and on the last stage; speculative_states: states that a request holds for its drafts.
     """
     pages = pages_of(checkpoint, dtype, layout.tensor_parallel_size)
     if not hybrid:
         pages = [p if p.kind in STATES else msgspec.structs.replace(p, kind="full", window=None) for p in pages]
     stages = stage_layers(checkpoint.num_hidden_layers or 0, layout.pipeline_parallel_size)
+    stages[-1] = range(stages[-1].start, stages[-1].stop + draft_layers)
     groups, block_bytes, block_size = _grouped(pages, stages, block_size)
     return KvPlan(
         groups=groups,
@@ -146,7 +150,7 @@ def kv_plan(
         block_size=block_size,
         dcp=layout.decode_context_parallel_size,
         in_flight=max_num_batched_tokens * concurrent_batches,
-        state_blocks=2 if prefix_caching_of_states else 1,
+        state_blocks=(2 if prefix_caching_of_states else 1) + speculative_states,
         null_blocks=null_blocks,
     )
 

@@ -42,6 +42,7 @@ def _refusals(layout: Layout, s: Situation) -> Iterator[Refusal]:
         yield from _context_parallel(layout, s)
     if problem := quant_block_problem(layout, s):
         yield problem
+    yield from _drafter(layout, s)
 
 
 def _heads(config: dict[str, Any], tp: int) -> Iterator[Refusal]:
@@ -55,6 +56,19 @@ def _heads(config: dict[str, Any], tp: int) -> Iterator[Refusal]:
     linear = config.get("linear_num_key_heads")
     if linear and linear % tp:
         yield Refusal(code="tp-heads-not-divisible", because=f"{linear} linear-attention key heads are no multiple of {tp}")
+
+
+def _drafter(layout: Layout, s: Situation) -> Iterator[Refusal]:
+    """What vLLM asks of a drafter (config/speculative.py, v1/spec_decode/draft_model.py; 0.25.1)."""
+    spec, draft, tp = s.wish.pins.speculative_config or {}, s.draft, layout.tensor_parallel_size
+    wanted = spec.get("draft_tensor_parallel_size")
+    if draft is None:
+        return
+    if wanted is not None and wanted != tp and (draft.method == "draft_model" or wanted != 1):
+        yield Refusal(code="speculative-config-invalid", because=f"draft_tensor_parallel_size {wanted} beside {tp} of the target")
+    own, theirs = draft.checkpoint.config.get("vocab_size"), s.checkpoint.config.get("vocab_size")
+    if draft.method == "draft_model" and own and theirs and own != theirs and not spec.get("use_heterogeneous_vocab"):
+        yield Refusal(code="speculative-config-invalid", because=f"the drafter's vocabulary has {own:,} tokens, the target's {theirs:,}")
 
 
 def _context_parallel(layout: Layout, s: Situation) -> Iterator[Refusal]:

@@ -29,18 +29,20 @@ def plan(
     constraints: Sequence[Constraint] = (),
     answer: EngineAnswer | None = None,
     rehearsal: RehearsalReport | None = None,
+    draft: Checkpoint | None = None,
 ) -> PlanSet:
-    """The best layout, what else would do, and what was rejected with its reason.
+    """The best layout, what else would do, and what was rejected with its reason. draft: the external drafter of a speculative config.
 
     Raises UsageError `no-planner`, `bad-engine-version`, `bad-flag-value`, `flag-given-twice`.
     """
     wish, engine = wish_of(intent, constraints, engine.name), _named(engine)
     checkpoint, absurd = sound_checkpoint(checkpoint)
     machine = sound_machine(machine)
+    draft = sound_checkpoint(draft)[0] if draft is not None else None
     if engine.name == "llamacpp":
         found = plan_llamacpp(checkpoint, machine, wish, engine, install.device if install else None)
     elif engine.name == "vllm":
-        found = plan_vllm(checkpoint, machine, wish, engine, install, answer, rehearsal, intent.gpus)
+        found = plan_vllm(checkpoint, machine, wish, engine, install, answer, rehearsal, intent.gpus, draft)
     else:
         raise UsageError("no-planner", f"there is no planner for the engine {engine.name!r}", hint="engines with one: vllm, llamacpp")
     adapter = next((a for a in load_adapters() if a.name == engine.name), None)

