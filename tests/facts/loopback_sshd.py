@@ -6,6 +6,7 @@ import shutil
 import socket
 import subprocess
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -62,7 +63,8 @@ class Sshd:
         assert self._process is not None
         children = _children(self._process.pid)
         for pid in children:
-            os.kill(pid, 9)
+            with suppress(ProcessLookupError):  # it may have ended by itself meanwhile
+                os.kill(pid, 9)
         return len(children)
 
     def stop(self) -> None:
