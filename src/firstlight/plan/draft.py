@@ -68,7 +68,7 @@ class Draft(Struct, frozen=True, kw_only=True):
     def about(self, layout: Layout) -> list[str]:
         """What was counted, and what was assumed for it."""
         weights = self.weights(layout)
-        told = [f"{self.method}: {gib(weights.low)} to {gib(weights.high)} of weights a GPU, {self.layers} layer(s) of KV cache"]
+        told = [f"{self.method}: {gib(weights.low)} to {gib(weights.high)} of weights a rank, {self.layers} layer(s) of KV cache"]
         told += ["split over the target's tensor parallelism"] if layout.tensor_parallel_size > 1 else []
         told += ["on the last pipeline stage only"] if layout.pipeline_parallel_size > 1 else []
         told += ["its tensors are derived from its config"] if self.derived else []

@@ -47,6 +47,7 @@ class Host(Struct, frozen=True, kw_only=True):
     kv: KvPlan
     kv_bytes_per_token: int
     weights: int
+    drafted: bool
     seqs: int
     room: int | None
 
@@ -73,6 +74,7 @@ def plan_vllm_cpu(checkpoint: Checkpoint, machine: Machine, wish: Wish, engine: 
             speculative_states=drafter.num_speculative_tokens if drafter else 0,
         ),
         weights=weights,
+        drafted=drafter is not None,
         seqs=wish.cap("max_num_seqs", wish.pins.max_num_seqs or wish.concurrency or 8),
         room=None if free is None else free - weights - PROCESSES,
     )
@@ -197,7 +199,9 @@ def _budget(host: Host, space: Space) -> MemoryBudget:
     return MemoryBudget(
         total=known(total) if total else unknown("the host's memory is not known"),
         usable=known(free) if free is not None else unknown("available memory is not known"),
-        weights=Figure.exact(host.weights, Rung.COMPUTED, "sum of the checkpoint's tensors"),
+        weights=Figure.exact(
+            host.weights, Rung.COMPUTED, "sum of the checkpoint's tensors" + (", and the drafter's" if host.drafted else "")
+        ),
         activation_peak=interval(0.25 * GIB, 1.0, "small batches; not profiled on CPU"),
         cuda_graphs=Figure.exact(0, Rung.COMPUTED, "no CUDA graphs on CPU"),
         non_torch=interval(PROCESSES, 0.3, "API server, engine core and worker, resident (3.5 GiB with a small model on vllm-cpu 0.32)"),

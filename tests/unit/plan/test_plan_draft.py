@@ -219,13 +219,26 @@ def test_a_larger_drafter_never_leaves_room_for_more(layers: int, more: int, tp:
     machine = imagine(f"{tp}xl40s")
     gpus = [msgspec.structs.replace(a, cuda_total_bytes=size * GIB) for a in machine.accelerators]
     machine = msgspec.structs.replace(machine, accelerators=gpus)
+    pins = {"tensor_parallel_size": tp, "max_num_seqs": 64, "kv_cache_dtype": "bfloat16"}  # the plan's own FP8 cache would hold more
     drafts = [None, *(model(LLAMA | {"num_hidden_layers": n}, "org/small") for n in (layers, layers + more))]
-    found = [best(planned(spec() if d else None, d, model(target), machine, tensor_parallel_size=tp, max_num_seqs=64)) for d in drafts]
+    found = [best(planned(spec() if d else None, d, model(target), machine, **pins)) for d in drafts]
     lengths = [c.max_model_len_that_fits.mid or 0 for c in found]
     assert lengths[0] >= lengths[1] >= lengths[2]
     for c in found:
         assert c.per_gpu is not None
         assert (c.per_gpu.weights.low or 0) <= (c.per_gpu.weights.mid or 0) <= (c.per_gpu.weights.high or 0)
+
+
+def test_the_engines_own_line_of_a_start_with_a_draft_model() -> None:
+    """vLLM 0.32.0 on a CPU, 1 GiB of KV space: `KV cache size: 419,328 tokens, Maximum concurrency for 4,096 tokens: 102.38x`."""
+    sizes = {"hidden_size": 256, "intermediate_size": 512, "num_attention_heads": 8, "head_dim": 32, "vocab_size": 1024}
+    target, small = (
+        model(LLAMA | sizes | {"num_hidden_layers": n, "num_key_value_heads": n, "max_position_embeddings": 4096}, f"org/{n}")
+        for n in (4, 2)
+    )
+    machine = Machine(hostname="host", memory_total_bytes=32 * GIB, memory_available_bytes=20 * GIB)
+    found = best(planned(spec(name="org/2"), small, target, machine, max_model_len=4096, kv_cache_memory_bytes=GIB))
+    assert (found.kv_tokens.mid, found.max_concurrency.mid) == (419_328, 102.38)
 
 
 def _folder(path: Path, config: dict[str, Any]) -> str:
