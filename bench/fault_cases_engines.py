@@ -15,6 +15,7 @@ from fault_kit import (
     Case,
     Kit,
     Result,
+    Skip,
     engine_pid,
     event,
     log_has,
@@ -345,8 +346,10 @@ def _(kit: Kit) -> Result:
 @case("embedded FP8 KV cache without the overlay: dies of its first request", "vllm")
 def _(kit: Kit) -> Result:
     model = Path(kit.vllm().model_path or "")
+    config = json.loads((model / "config.json").read_text())
+    if "kv_lora_rank" not in config:
+        raise Skip("only a model with MLA dies of it: FIRSTLIGHT_TEST_FOLDER names another")
     copy = kit.copy(str(model))
-    config = json.loads((copy / "config.json").read_text())
     scheme = {"dynamic": False, "num_bits": 8, "type": "float"}
     config["quantization_config"] = {
         "quant_method": "modelopt",

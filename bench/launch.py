@@ -130,7 +130,7 @@ class Ups:
         argv = [sys.executable, "-m", "firstlight"]
         try:
             subprocess.run([*argv, *self.words, *FLAGS], env=self.env, check=True, stdout=subprocess.DEVNULL, start_new_session=True)
-            folder = max(Path(self.home, "state/firstlight/runs").iterdir(), key=lambda p: p.stat().st_mtime)
+            folder = max(Path(self.home, "state/firstlight/runs").iterdir())  # names end in their time
             own = [json.loads(line) for line in (folder / "attempts/1/supervisor.jsonl").read_text().splitlines()]
             ready = next(e["time"] for e in own if e["kind"] == "ready")
             stages = [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
@@ -227,6 +227,8 @@ def main() -> int:
     ups = Ups(options.model, kit.vllm_python) if options.engine == "vllm" and kit.vllm_python and options.model else None
     kinds: dict[str, Callable[[], LaunchSpec]] = {"fake": lambda: kit.fake("plain"), "llamacpp": kit.llama, "vllm": kit.vllm}
     spec_of = ups.spec if ups is not None else kinds[options.engine]
+    if ups is not None:
+        ups.run()  # not counted: it fills what the engine keeps for itself, which the others find then
     caches = {"both": [True, False], "cold": [True], "warm": [False]}[options.cache] if options.model else [False]
     files = weight_files(options.model)
     rows = [r for cold in caches for r in measure(ways_of(spec_of, options.model, cold, ups), files, options.rounds, cold)]
