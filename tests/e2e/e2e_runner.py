@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 FAKE_PYTHON = Path(__file__).parents[1] / "fake_engine" / "python"
-LIMIT_SECONDS = 120
+LIMIT_SECONDS = 240
 
 
 class Firstlight:
