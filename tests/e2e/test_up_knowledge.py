@@ -1,6 +1,7 @@
 """What one `up` learned by failing, the next one begins with; it is shown, gives way, and can be forgotten."""
 
 import json
+import random
 from pathlib import Path
 
 from e2e_runner import FAKE_PYTHON, Firstlight, run_folder
@@ -11,7 +12,8 @@ SCRIPT = {"FAKE_ENGINE_SCRIPT": "context-too-long"}
 def up(firstlight: Firstlight, model: Path, *more: str) -> tuple[str, int, int]:
     """(what was said, attempts, context) of an `up` that is ended again."""
     words = ("up", str(model), "--engine", "vllm", "--engine-python", str(FAKE_PYTHON), "--name", "tiny", "--skip", "verify")
-    served = firstlight(*words, "--skip", "bench", *more, env=SCRIPT)
+    port = str(random.randrange(20000, 30000))  # its own: a port taken by a test beside it would be another attempt
+    served = firstlight(*words, "--skip", "bench", "--port", port, *more, env=SCRIPT)
     assert served.returncode == 0, served.stderr
     run = firstlight.runs()[0]
     firstlight("down", "tiny")

@@ -106,10 +106,17 @@ def test_a_broken_shard_is_found_when_it_lands(hub: Hub, shell: Env) -> None:
     assert "header" in done.stderr
 
 
+def listening_to_interrupts() -> None:
+    """A shell's background job ignores SIGINT, and so would every child of this test run."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 def test_ctrl_c_is_quick_and_keeps_what_came(hub: Hub, shell: Env) -> None:
-    hub.faults.bytes_per_second = 5_000  # slow enough that a busy machine cannot miss the moment
+    hub.faults.bytes_per_second = 10_000  # slow enough that a busy machine cannot miss the moment
     line = [sys.executable, "-c", "from firstlight.app.main import main; main()", "fetch", REPO]
-    process = subprocess.Popen(line, env=shell, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
+    process = subprocess.Popen(
+        line, env=shell, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True, preexec_fn=listening_to_interrupts
+    )
     while hub.counts.bytes < 100_000:
         time.sleep(0.02)
         assert process.poll() is None
