@@ -30,6 +30,12 @@ def firstlight(*words: str, seconds: float = LIMIT_SECONDS) -> "subprocess.Compl
     return subprocess.run(argv, capture_output=True, text=True, timeout=seconds, stdin=subprocess.DEVNULL, check=False)
 
 
+def run_of(name: str) -> dict[str, Any]:
+    """The run's record; {} where there is none."""
+    found = firstlight("describe", name, "-o", "json").stdout
+    return json.loads(found) if found.strip() else {}
+
+
 def smi(query: str) -> list[str]:
     """One line per GPU; none where there is no driver (a rehearsal of this script on a CPU build)."""
     try:
@@ -77,7 +83,7 @@ def run_case(case: dict[str, Any], models: Path, python: str, gpus: list[int], l
     began = time.time()
     up = firstlight(*up_words(case, folder, name, python, gpus))
     wall = round(time.time() - began, 1)
-    run = json.loads(firstlight("describe", name, "-o", "json").stdout or "{}")
+    run = run_of(name)
     place = Path(run["folder"])
     log = place / "attempts" / "1" / "engine.log"
     row = {"case": case["name"], "model": case["model"], "args": case["args"], "time": round(began), "rc": up.returncode}

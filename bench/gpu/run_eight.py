@@ -9,16 +9,14 @@ user to 64, kill -9 of one worker and the restart, down. Each step is a JSON obj
 
 import argparse
 import json
-import os
-import signal
 import time
 from pathlib import Path
 from typing import Any
 
 from models import write_model
 from run_answers import asked, checks
-from run_cases import firstlight, gpu_used_mib, log_fields, smi, split_of
-from run_stories import processes
+from run_cases import firstlight, gpu_used_mib, log_fields, run_of, smi, split_of
+from run_stories import processes, states_after_kill
 
 NAME = "eight"
 SECONDS = 560
@@ -31,11 +29,6 @@ def up_words(given: argparse.Namespace) -> list[str]:
     return [*words, "--env", "VLLM_LOGGING_LEVEL=DEBUG", "--ask", "always", "--rehearse", "always", "-y", "--", "--load-format", "dummy"]
 
 
-def run_of() -> dict[str, Any]:
-    found = firstlight("describe", NAME, "-o", "json").stdout
-    return json.loads(found) if found.strip() else {}
-
-
 def figures(folder: Path) -> dict[str, Any]:
     """Computed, asked, rehearsed and measured, as the run's files have them; `ranks` when the plan told them apart."""
     told: dict[str, Any] = {}
@@ -44,26 +37,17 @@ def figures(folder: Path) -> dict[str, Any]:
             told[name] = json.loads(path.read_text())
     if "plan" in told:
         told["plan"] = told["plan"]["best"]
-    log = folder / "attempts" / str(run_of().get("attempt", 1)) / "engine.log"
+    log = folder / "attempts" / str(run_of(NAME).get("attempt", 1)) / "engine.log"
     return told | ({"figures": log_fields(log), "split": split_of(log), "workers": sorted(processes(folder))} if log.exists() else {})
 
 
 def kill_worker() -> dict[str, Any]:
     """kill -9 of the second worker, then every state that the run goes through, until it is ready again or is not."""
-    there = processes(Path(run_of()["folder"]))
+    there = processes(Path(run_of(NAME)["folder"]))
     victim = there.get("Worker_TP1") or there.get("EngineCore")
     if victim is None:
         return {"error": "no worker in the log"}
-    os.kill(victim, signal.SIGKILL)
-    began, seen = time.time(), []
-    while time.time() - began < SECONDS:
-        state = run_of().get("state")
-        if not seen or seen[-1][1] != state:
-            seen.append((round(time.time() - began, 1), state))
-        if state in ("failed", "stopped") or (len(seen) > 1 and state in ("ready", "serving")):
-            break
-        time.sleep(0.5)
-    return {"victim": victim, "states": seen}
+    return {"victim": victim, "states": states_after_kill(NAME, victim, seconds=SECONDS)}
 
 
 def main() -> None:
@@ -85,7 +69,7 @@ def main() -> None:
     began = time.time()
     up = firstlight(*up_words(given), seconds=SECONDS)
     seconds = round(time.time() - began, 1)
-    run = run_of()
+    run = run_of(NAME)
     keep("up", rc=up.returncode, seconds=seconds, state=run.get("state"), said=up.stderr.splitlines()[-14:], used_mib=gpu_used_mib())
     if up.returncode == 0:
         keep("figures", **figures(Path(run["folder"])))

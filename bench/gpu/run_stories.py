@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from models import write_model
-from run_cases import ENVIRONMENT, firstlight, gpu_used_mib
+from run_cases import ENVIRONMENT, firstlight, gpu_used_mib, run_of
 
 HOLD = """
 import time, torch
@@ -63,19 +63,15 @@ class Stage:
             words += ["--env", "=".join(pair)]
         return firstlight(*words, *(args or ("--rehearse", "never")), "--", *engine_args)
 
-    def run_of(self, name: str) -> dict[str, Any]:
-        found = firstlight("describe", name, "-o", "json").stdout
-        return json.loads(found) if found.strip() else {}
-
     def told(self, name: str) -> list[str]:
         """The run's story page, as lines; where there is no run, nothing."""
-        folder = self.run_of(name).get("folder")
+        folder = run_of(name).get("folder")
         page = Path(folder) / "story.md" if folder else None
         return page.read_text().splitlines() if page and page.exists() else []
 
 
 def outcome(stage: Stage, name: str, up: "subprocess.CompletedProcess[str]", began: float) -> dict[str, Any]:
-    run = stage.run_of(name)
+    run = run_of(name)
     return {
         "rc": up.returncode,
         "seconds": round(time.time() - began, 1),
@@ -131,12 +127,26 @@ def processes(folder: Path) -> dict[str, int]:
     return {name: int(pid) for name, pid in found}
 
 
+def states_after_kill(name: str, pid: int, *, seconds: float) -> list[tuple[float, str | None]]:
+    """kill -9, then (seconds since, state) of each change of the run's state, until it is up again, over, or the time is."""
+    os.kill(pid, signal.SIGKILL)
+    began, seen = time.time(), list[tuple[float, str | None]]()
+    while time.time() - began < seconds:
+        state = run_of(name).get("state")
+        if not seen or seen[-1][1] != state:
+            seen.append((round(time.time() - began, 1), state))
+        if state in ("failed", "stopped") or (len(seen) > 1 and state in ("ready", "serving")):
+            break
+        time.sleep(0.3)
+    return seen
+
+
 def killed(stage: Stage, which: str, *args: str, gpus: str | None = None) -> dict[str, Any]:
     """Serving, then kill -9 of one process; what firstlight then says and does within 90 s; nothing left after `down`."""
     began, name = time.time(), f"kill-{which}"
     up = stage.up(name, "llama8b", "--enforce-eager", "--rehearse", "never", *args, gpus=gpus)
     told = outcome(stage, name, up, began)
-    run = stage.run_of(name)
+    run = run_of(name)
     if up.returncode:
         return told
     there = processes(Path(run["folder"]))
@@ -149,15 +159,7 @@ def killed(stage: Stage, which: str, *args: str, gpus: str | None = None) -> dic
     told |= {"ready_seconds": told["seconds"], "processes": there, "victim": victims[which]}
     if victims[which] is None:
         return told | {"error": "no such process", "after_down_mib": down(name)}
-    os.kill(victims[which], signal.SIGKILL)
-    began, seen = time.time(), []
-    while time.time() - began < 90:
-        state = stage.run_of(name).get("state")
-        if not seen or seen[-1][1] != state:
-            seen.append((round(time.time() - began, 1), state))
-        if state in ("failed", "stopped") or (len(seen) > 1 and state in ("ready", "serving")):
-            break
-        time.sleep(0.3)
+    seen = states_after_kill(name, victims[which], seconds=90)
     return told | {"states": seen, "story": stage.told(name), "after_down_mib": down(name)}
 
 

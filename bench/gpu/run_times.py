@@ -18,7 +18,7 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
-from run_cases import LIMIT_SECONDS, firstlight, gpu_used_mib
+from run_cases import LIMIT_SECONDS, firstlight, gpu_used_mib, run_of
 
 PORT = 8150
 
@@ -79,7 +79,7 @@ def through_up(words: list[str], log: Path) -> float | None:
 
 def launched() -> tuple[list[str], dict[str, str]]:
     """The command and environment with which `up` started the engine."""
-    folder = Path(json.loads(firstlight("describe", "timed", "-o", "json").stdout)["folder"])
+    folder = Path(run_of("timed")["folder"])
     launch = json.loads((folder / "launch.json").read_text())
     return launch["argv"], launch["env"]
 

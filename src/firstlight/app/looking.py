@@ -56,7 +56,8 @@ def look(
     """
     from firstlight.probe.hosts import open_host
 
-    where, hints = open_host(host), engine_hints(open_host(host), engine_python)
+    where = open_host(host)
+    hints = engine_hints(where, engine_python)
     checkpoint = planning.checkpoint() or look_at_model(planning.intent.model, where)
     elsewhere = planning.machine()
     machine = elsewhere or look_at_machine(where, checkpoint, hints=hints, measure_reads=measure_reads)
