@@ -254,6 +254,7 @@ def run(case: Case, engine: str, out: Path, seconds: float) -> None:
     with ExitStack() as stack:
         if case.hold_port:
             held = stack.enter_context(socket.socket())
+            held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             held.bind(("127.0.0.1", PORT))
             held.listen()
         log = stack.enter_context((out / f"{case.name}.log").open("wb"))

@@ -91,7 +91,8 @@ def test_everything_wrong_at_once_stops_with_the_whole_story_or_converges(
     whole = weights.read_bytes()
     weights.write_bytes(whole[: len(whole) // 2])
     with socket.socket() as stranger:
-        with contextlib.suppress(OSError):  # somebody else holds it: as good
+        stranger.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # connections of an earlier test may still be in TIME_WAIT
+        with contextlib.suppress(OSError):  # somebody else listens there: as good
             stranger.bind(("127.0.0.1", 8000))
             stranger.listen()
         wrong = ("--engine", "vllm", "--engine-python", vllm_python, "--enforce-eager", "--name", "wrong")
