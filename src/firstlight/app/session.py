@@ -81,6 +81,7 @@ class Session:
     raw: dict[str, str] = field(default_factory=dict)
     attempt: int = 1
     stalled_at: str | None = None
+    wait_told: tuple[str, str] | None = None
     refuted: EngineError | None = None
     stage_seconds: dict[str, float] = field(default_factory=dict)
 

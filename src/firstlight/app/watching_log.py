@@ -12,9 +12,10 @@ import msgspec
 from msgspec import Struct
 
 from firstlight.app.log_text import is_packed, log_pieces, stdin_pieces
+from firstlight.app.reading import read_rate, weight_files
 from firstlight.core.checkpoint import Checkpoint
 from firstlight.core.errors import Exit, HostError, InputError
-from firstlight.core.machine import EngineInstall
+from firstlight.core.machine import EngineInstall, Machine
 from firstlight.core.ports import Host
 from firstlight.core.run import TERMINAL, LaunchSpec
 from firstlight.probe.hosts import open_host
@@ -32,7 +33,8 @@ Take = Callable[[LogEvent | Beat], None]
 class Target(Struct, frozen=True, kw_only=True):
     """Where the log is. pid: of the engine, where it is a run that is alive. path None: standard input.
 
-    history: phase times of earlier runs of the same model here; checkpoint_bytes: what loading reads.
+    history: phase times of earlier runs of the same model here; checkpoint_bytes: what loading reads, from weight_files, at
+    read_bytes_per_second as this machine's storage was measured.
     """
 
     name: str
@@ -44,6 +46,8 @@ class Target(Struct, frozen=True, kw_only=True):
     live: bool = False
     history: list[dict[str, float]] = []
     checkpoint_bytes: int | None = None
+    weight_files: list[str] = []
+    read_bytes_per_second: float | None = None
 
 
 def find_target(name: str) -> Target:
@@ -75,6 +79,8 @@ def find_target(name: str) -> Target:
         live=run.state not in TERMINAL,
         history=[times for f in others[:HISTORY] if (times := f.phase_seconds())][::-1],
         checkpoint_bytes=checkpoint.file_bytes if checkpoint else None,
+        weight_files=weight_files(checkpoint),
+        read_bytes_per_second=read_rate(checkpoint, folder.try_load(Machine, "machine.json")),
     )
 
 
@@ -87,8 +93,13 @@ async def watch_target(target: Target, take: Take, *, replay: bool) -> EngineLog
         replay_file(log, target, take)
         return log
     engine = target.engine if target.engine != "auto" else "vllm"
-    eta = Eta(engine, history=target.history, checkpoint_bytes=target.checkpoint_bytes)
-    follower = Follower(log, eta, samples=_sampler(host, target.pid))
+    eta = Eta(
+        engine,
+        history=target.history,
+        checkpoint_bytes=target.checkpoint_bytes,
+        read_bytes_per_second=target.read_bytes_per_second,
+    )
+    follower = Follower(log, eta, samples=_sampler(host, target))
     async for item in follow_file(follower, host, target.path) if target.path else follow_chunks(follower, stdin_chunks()):
         take(item)
     for event in log.close(time.time()):
@@ -96,8 +107,8 @@ async def watch_target(target: Target, take: Take, *, replay: bool) -> EngineLog
     return log
 
 
-def _sampler(host: Host, pid: int | None) -> Sampler | None:
-    return Sampler(host, pid, time.time) if pid else None
+def _sampler(host: Host, target: Target) -> Sampler | None:
+    return Sampler(host, target.pid, time.time, target.weight_files) if target.pid else None
 
 
 def _finished(host: Host, path: str) -> bool:

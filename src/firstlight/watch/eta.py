@@ -61,9 +61,9 @@ class Pace:
             low=guesses[0] / slack,
             mid=mid,
             high=guesses[-1] * slack + since,
-            because=f"{d1:g} of {total:g} {unit} at {1 / overall:.2g} s each"
+            because=f"{d1:.4g} of {total:.4g} {unit} at {1 / overall:.2g} s each"
             if overall < 1
-            else f"{d1:g} of {total:g} {unit} at {overall:.3g} a second",
+            else f"{d1:.4g} of {total:.4g} {unit} at {overall:.3g} a second",
             measured=True,
         )
 
@@ -85,14 +85,14 @@ class Eta:
     ) -> None:
         self._expected = load_milestones(engine).expected
         self._history = list(history)
-        self._bytes, self._rate = checkpoint_bytes, read_bytes_per_second
+        self.checkpoint_bytes, self._rate = checkpoint_bytes, read_bytes_per_second
         self._pace, self._read = Pace(), Pace()
         self._paced: str | None = None
 
     def event(self, event: LogEvent) -> None:
         """Takes progress events of the phase that is running; graphs of a second mode start a new pace."""
         if event.kind == "phase":
-            self._pace, self._paced = Pace(), None
+            self._pace, self._read, self._paced = Pace(), Pace(), None
         elif event.kind == "progress":
             mode = str(event.data.get("mode") or event.data.get("what") or "")
             if mode != self._paced:
@@ -100,8 +100,18 @@ class Eta:
             self._pace.add(event.time, float(event.data["done"]))
 
     def bytes_read(self, time: float, count: int) -> None:
-        """Bytes of the checkpoint read so far, from a sample, for a log that is silent while it loads."""
-        self._read.add(time, float(count))
+        """Bytes of the checkpoint read so far, from a sample, for a log that is silent while it loads.
+
+        Once all are there what is left is no reading, and their pace says nothing about it.
+        """
+        if self.checkpoint_bytes and count >= self.checkpoint_bytes:
+            self._read = Pace()
+        else:
+            self._read.add(time, count / 1e9)
+
+    def longest(self, phase: str) -> float:
+        """Seconds that the phase took at most in earlier starts; 0 where none is known."""
+        return max((float(h[phase]) for h in self._history if phase in h), default=0.0)
 
     def remaining(self, log: EngineLog, now: float) -> Figure:
         """Seconds until ready: what is left of this phase and all of the later ones. Unknown once the start has ended.
@@ -137,7 +147,7 @@ class Eta:
     def _current(self, log: EngineLog, spent: float, now: float) -> Span | None:
         if log.total and (paced := self._pace.rest(float(log.total), now, log.unit or "steps")):
             return paced
-        if log.phase == "loading" and self._bytes and (paced := self._read.rest(float(self._bytes), now, "bytes")):
+        if log.phase == "loading" and self.checkpoint_bytes and (paced := self._read.rest(self.checkpoint_bytes / 1e9, now, "GB")):
             return paced
         whole = self._whole(log.phase)
         return whole.minus(spent) if whole else None
@@ -146,10 +156,13 @@ class Eta:
         past = [float(h[phase]) for h in self._history if phase in h]
         if past:
             return _from_history(past)
-        if phase == "loading" and self._bytes and self._rate:
-            seconds = self._bytes / self._rate
+        if phase == "loading" and self.checkpoint_bytes and self._rate:
+            seconds = self.checkpoint_bytes / self._rate
             return Span(
-                low=seconds * 0.5, mid=seconds, high=seconds * 2, because=f"{self._bytes / 1e9:.1f} GB at {self._rate / 1e9:.2f} GB/s"
+                low=seconds * 0.5,
+                mid=seconds,
+                high=seconds * 2,
+                because=f"{self.checkpoint_bytes / 1e9:.1f} GB at {self._rate / 1e9:.2f} GB/s",
             )
         return _from_catalog(self._expected[phase]) if phase in self._expected else None
 

@@ -11,9 +11,11 @@ from msgspec import Struct
 from firstlight.core.figures import Figure
 from firstlight.core.ports import Host
 from firstlight.watch.eta import Eta
+from firstlight.watch.reading import Reading
 from firstlight.watch.records import Record
 from firstlight.watch.stall import Sample, Stall, Verdict, judge
 from firstlight.watch.state import EngineLog, LogEvent
+from firstlight.watch.symptoms import explain_wait
 
 LOOK_SECONDS = 0.02
 LOOK_SECONDS_ELSEWHERE = 0.5  # every look at another host is a command there
@@ -31,7 +33,11 @@ class Samples(Protocol):
 
 
 class Beat(Struct, frozen=True, kw_only=True):
-    """Now and then, whether or not the log says something: where the start is, how long still, and whether it moves."""
+    """Now and then, whether or not the log says something: where the start is, how long still, and whether it moves.
+
+    done, total, unit: steps that the log told, else bytes of the checkpoint (a log that is silent while it loads). wait: what a wait
+    between processes means at this moment, where the log told of one in this phase.
+    """
 
     time: float
     phase: str
@@ -41,31 +47,33 @@ class Beat(Struct, frozen=True, kw_only=True):
     total: int | None = None
     unit: str | None = None
     stacks: str | None = None
+    wait: str | None = None
 
 
 class Follower:
     """Ties a log, an ETA and samples together. `clock` is Unix seconds."""
 
-    def __init__(
-        self, log: EngineLog, eta: Eta, *, samples: Samples | None = None, clock: Callable[[], float] = time.time, factor: float = 1.0
-    ) -> None:
-        self.log, self.eta, self.factor = log, eta, factor
+    def __init__(self, log: EngineLog, eta: Eta, *, samples: Samples | None = None, clock: Callable[[], float] = time.time) -> None:
+        self.log, self.eta = log, eta
         self._source, self._clock = samples, clock
         self._samples: deque[Sample] = deque(maxlen=60)
+        self._reading = Reading(eta.checkpoint_bytes)
+        self._waits = False
         self._sampled = self._beaten = clock()
         self._dumped = False
 
     def take(self, chunk: bytes) -> list[LogEvent]:
-        events = self.log.feed(chunk, self._clock())
-        for event in events:
-            self.eta.event(event)
-        return events
+        return self._seen(self.log.feed(chunk, self._clock()))
 
     def record(self, record: Record) -> list[LogEvent]:
         """Events of a record that an engine's process sent as data."""
-        events = self.log.take(record.as_line(self.log.lines), self._clock())
+        return self._seen(self.log.take(record.as_line(self.log.lines), self._clock()))
+
+    def _seen(self, events: list[LogEvent]) -> list[LogEvent]:
         for event in events:
             self.eta.event(event)
+            if event.kind in ("waiting", "phase"):
+                self._waits = event.kind == "waiting"
         return events
 
     async def beat(self) -> Beat | None:
@@ -78,27 +86,42 @@ class Follower:
             return None
         self._beaten = now
         verdict = self._verdict(now)
+        done, total, unit = self._progress()
         return Beat(
             time=now,
             phase=self.log.phase,
             remaining=self.eta.remaining(self.log, now),
             verdict=verdict,
-            done=self.log.done,
-            total=self.log.total,
-            unit=self.log.unit,
+            done=done,
+            total=total,
+            unit=unit,
             stacks=await self._stacks(verdict),
+            wait=explain_wait(verdict, self.log.phase) if self._waits else None,
         )
+
+    def _progress(self) -> tuple[int | None, int | None, str | None]:
+        """Steps that the log told; while it loads and tells none, bytes."""
+        if self.log.total is None and (loaded := self._reading.last):
+            return loaded.bytes, self.eta.checkpoint_bytes, "bytes"
+        return self.log.done, self.log.total, self.log.unit
 
     async def _sample(self) -> None:
         assert self._source is not None
         sample = await asyncio.to_thread(self._source.sample)
         self._samples.append(sample)
-        if sample.io_bytes is not None and self.log.phase == "loading":
-            self.eta.bytes_read(sample.time, sample.io_bytes - (self._samples[0].io_bytes or 0))
+        if loaded := self._reading.see(self._samples, loading=self.log.phase == "loading"):
+            self.eta.bytes_read(sample.time, loaded.bytes)
 
     def _verdict(self, now: float) -> Verdict:
         silent = now - (self.log.last_line_at if self.log.last_line_at is not None else now)
-        return judge(tuple(self._samples), phase=self.log.phase, silent_seconds=silent, engine=self.log.engine, factor=self.factor)
+        return judge(
+            tuple(self._samples),
+            phase=self.log.phase,
+            silent_seconds=silent,
+            engine=self.log.engine,
+            earlier_seconds=self.eta.longest(self.log.phase),
+            waits=self._waits,
+        )
 
     async def _stacks(self, verdict: Verdict) -> str | None:
         """The workers' stacks, once, at the moment in which the verdict turns to stalled."""

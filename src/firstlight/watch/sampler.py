@@ -1,6 +1,6 @@
 """Live samples of an engine's processes through the Host port: processor, disk, GPU memory, network. Facts that cannot be read are None."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from firstlight.core.errors import HostError
 from firstlight.core.ports import Host
@@ -26,9 +26,21 @@ def family(text: str, root: int) -> dict[int, float]:
     return {pid: seconds[pid] for pid in found}
 
 
-def io_bytes(text: str) -> int | None:
+def io_bytes(text: str, names: tuple[str, ...] = ("rchar:", "wchar:")) -> int | None:
     """`/proc/PID/io` of several processes, one after the other -> characters read and written (page cache included)."""
-    counts = [int(line.split()[1]) for line in text.splitlines() if line.startswith(("rchar:", "wchar:")) and len(line.split()) == 2]
+    counts = [int(line.split()[1]) for line in text.splitlines() if line.startswith(names) and len(line.split()) == 2]
+    return sum(counts) if counts else None
+
+
+def mapped_bytes(text: str) -> int | None:
+    """`/proc/PID/status` of several processes -> bytes of files that are mapped and present in their memory."""
+    counts = [int(line.split()[1]) for line in text.splitlines() if line.startswith("RssFile:") and len(line.split()) == 3]
+    return sum(counts) << 10 if counts else None
+
+
+def cached_bytes(text: str) -> int | None:
+    """`fincore --bytes --noheadings --output RES FILE…` -> bytes of these files in the page cache."""
+    counts = [int(word) for word in text.split() if word.isdecimal()]
     return sum(counts) if counts else None
 
 
@@ -57,19 +69,26 @@ def network_bytes(text: str) -> int | None:
 
 
 class Sampler:
-    """Samples the processes under `pid` on a host. What once failed for good (no nvidia-smi) is not asked again."""
+    """Samples the processes under `pid` on a host. What once failed for good (no nvidia-smi, no fincore) is not asked again.
 
-    def __init__(self, host: Host, pid: int, clock: Callable[[], float]) -> None:
-        self.host, self.pid, self._clock = host, pid, clock
+    files: the checkpoint's weight files there, for how much of them is in the page cache.
+    """
+
+    def __init__(self, host: Host, pid: int, clock: Callable[[], float], files: Sequence[str] = ()) -> None:
+        self.host, self.pid, self._clock, self._files = host, pid, clock, tuple(files)
         self._gpu = True
 
     def sample(self) -> Sample:
         times = family(self._run("ps", "-eo", "pid=,ppid=,cputimes=") or "", self.pid)
         network = self._run("cat", "/proc/net/dev")
+        own = self._run("cat", *(f"/proc/{p}/{name}" for p in sorted(times) for name in ("io", "status"))) or "" if times else ""
         return Sample(
             time=self._clock(),
             cpu_seconds=sum(times.values()) if times else None,
-            io_bytes=io_bytes(self._run("cat", *(f"/proc/{p}/io" for p in sorted(times))) or "") if times else None,
+            io_bytes=io_bytes(own),
+            read_bytes=io_bytes(own, ("rchar:",)),
+            mapped_bytes=mapped_bytes(own),
+            cached_bytes=self._cached_bytes(),
             gpu_bytes=self._gpu_bytes(set(times)),
             network_bytes=network_bytes(network) if network else None,
             processes=len(times) or None,
@@ -89,6 +108,15 @@ class Sampler:
             self._gpu = False
             return None
         return gpu_bytes(text, pids)
+
+    def _cached_bytes(self) -> int | None:
+        if not self._files:
+            return None
+        text = self._run("fincore", "--bytes", "--noheadings", "--output", "RES", *self._files)
+        if text is None:
+            self._files = ()
+            return None
+        return cached_bytes(text)
 
     def _run(self, *argv: str) -> str | None:
         try:

@@ -4,7 +4,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from firstlight.catalog.milestones import RANK, Field, Milestone, load_milestones
+from firstlight.catalog.milestones import PHASES, RANK, Field, Milestone, load_milestones
 from firstlight.catalog.rules import Gate, benign_rules
 from firstlight.engines.lines import Line, Splitter, parse, seconds_of
 
@@ -17,7 +17,7 @@ class LogEvent(Struct, frozen=True, kw_only=True):
     """What a line meant.
 
     kind: `phase` (the whole moved on), `worker-phase`, `progress` (data: done, total, unit, what or mode), `figure` (data: typed fields),
-    `ready`, `stopping`, `stopped`, `died`, `waiting` (a symptom, see stall), `benign` (data: code), `error` (data: text).
+    `ready`, `stopping`, `stopped`, `died`, `waiting` (a symptom, see stall: no sign of life), `benign` (data: code), `error` (data: text).
     phase: of the worker after the line. line: 1-based in the log. time: as given to `feed`.
     """
 
@@ -54,6 +54,8 @@ class EngineLog:
         self.benign: dict[str, int] = {}
         self._stamped = stamped
         self._structured = False
+        self._alive = False
+        self._names: dict[int, str] = {}
         self._heard: dict[tuple[int | None, str], bool] = {}
         self._told: dict[tuple[int | None, str], bool] = {}
         self._splitter = Splitter()
@@ -65,9 +67,10 @@ class EngineLog:
         events: list[LogEvent] = []
         pieces = self._splitter.feed(chunk)
         self._benign.look(self._splitter.block)
+        self._alive = False
         for number, raw in pieces:
             self._raw(number, raw, now, events)
-        if chunk and not self._stamped:
+        if chunk and not self._stamped and (self._alive or self.last_line_at is None):
             self.last_line_at = now
             self.phase_since = now if self.phase_since is None else self.phase_since
         return events
@@ -80,9 +83,11 @@ class EngineLog:
         _remember_key(self._heard, line)
         events: list[LogEvent] = []
         self._benign.look(line.text.encode())
-        self.last_line_at = now
-        self.phase_since = now if self.phase_since is None else self.phase_since
+        self._alive = False
         self._line(line, now, events)
+        if self._alive or self.last_line_at is None:
+            self.last_line_at = now
+        self.phase_since = now if self.phase_since is None else self.phase_since
         return events
 
     def close(self, now: float) -> list[LogEvent]:
@@ -113,6 +118,7 @@ class EngineLog:
 
     def _line(self, line: Line, now: float, events: list[LogEvent]) -> None:
         found = self._find(line.text)
+        self._alive = self._alive or found is None or found[0].event != "waiting"
         if found is not None:
             self._milestone(line, *found, now, events)
         elif rule := self._benign.find(line.text):
@@ -167,35 +173,50 @@ class EngineLog:
         if phase is None:
             return
         name = line.worker or ""
+        self._rename(line)
         before = self.workers.get(name)
         if (before is None or RANK[phase] > RANK[before]) and (before is not None or len(self.workers) < _WORKERS_KEPT):
             self.workers[name] = phase
             if name:
                 events.append(self._event("worker-phase", line, now, name=phase))
         if milestone.ranks == "one":
-            self._lift(phase)
+            self._lift(phase, name)
         whole = self._whole(phase)
-        if RANK[whole] > RANK[self.phase]:
+        if RANK[whole] > RANK[self.phase] and self.phase != "failed":
             self.phase, self.phase_since = whole, now
             self.phase_times.setdefault(whole, now)
             self.done = self.total = self.unit = None
             events.append(self._event("phase", line, now, name=whole))
 
-    def _lift(self, phase: str) -> None:
-        """A line that one rank prints for all: the silent ranks are there as well."""
-        for name, at in self.workers.items():
-            if is_worker(name) and RANK[at] < RANK[phase]:
-                self.workers[name] = phase
+    def _rename(self, line: Line) -> None:
+        """A worker that learned its rank prints another name from then on (`Worker pid=7`, then `Worker_TP0`): it is the same process."""
+        if line.pid is None or line.worker is None:
+            return
+        before = self._names.get(line.pid)
+        if before != line.worker and (before is not None or len(self._names) < _WORKERS_KEPT):
+            self._names[line.pid] = line.worker
+        if before in self.workers and before != line.worker and _is_early(before, line.worker):
+            self.workers.setdefault(line.worker, self.workers.pop(before))
+
+    def _lift(self, phase: str, name: str) -> None:
+        """A line that one rank prints for all: the silent ranks of its replica are there as well."""
+        replica = _replica(name)
+        for other, at in self.workers.items():
+            if is_worker(other) and RANK[at] < RANK[phase] and _replica(other) == replica:
+                self.workers[other] = phase
 
     def _whole(self, phase: str) -> str:
-        """An ending is an ending of all; before, the slowest worker decides, unless the engine itself is past it (a barrier)."""
+        """An ending is an ending of all; before, the slowest worker decides, unless all engine cores are past it (a barrier)."""
         if phase in _ENDINGS:
             return phase
-        ranks = [RANK[at] for name, at in self.workers.items() if is_worker(name)]
-        others = [RANK[at] for name, at in self.workers.items() if not is_worker(name)]
-        slowest = min(ranks, default=0)
-        furthest = max((r for r in others if r < RANK["ready"]), default=0)
-        return next(name for name, rank in RANK.items() if rank == max(slowest, furthest))
+        workers: list[int] = []
+        cores: list[int] = []
+        others = [0]
+        for name, at in self.workers.items():
+            if RANK[at] < RANK["ready"]:
+                (workers if is_worker(name) else cores if name.startswith("EngineCore") else others).append(RANK[at])
+        reached = max(min(workers, default=0), min(cores, default=0), *others)
+        return PHASES[reached]
 
     def _event(self, kind: str, line: Line, now: float, **data: Any) -> LogEvent:
         return LogEvent(kind=kind, time=now, line=line.number, phase=self.workers.get(line.worker or ""), worker=line.worker, data=data)
@@ -210,6 +231,16 @@ def _remember_key(seen: dict[tuple[int | None, str], bool], line: Line) -> None:
     seen[_key(line)] = True
     if len(seen) > _KEYS_KEPT:
         del seen[next(iter(seen))]
+
+
+def _is_early(before: str, after: str) -> bool:
+    """Whether `before` is a name that a process has until it knows its rank (another node's process may have the same pid)."""
+    return before.split(" pid=")[0] in after or before.startswith("VllmWorker-")
+
+
+def _replica(name: str) -> str | None:
+    """The data-parallel replica that a process name carries: `DP1` of Worker_DP1_TP0."""
+    return next((part for part in name.split("_") if part.startswith("DP") and part[2:].isdecimal()), None)
 
 
 def is_worker(name: str) -> bool:

@@ -100,3 +100,48 @@ async def test_a_stall_is_told_once_with_the_stacks() -> None:
     assert states[-1] is Stall.STALLED
     assert [beat.stacks for beat in beats if beat.stacks] == ["Thread 1: all_reduce"]
     assert samples.dumps == 1
+
+
+async def test_a_hang_whose_log_repeats_that_a_process_waits_is_told() -> None:
+    clock = Ticks()
+    follower = Follower(EngineLog("vllm"), Eta("vllm"), samples=StillSamples(clock), clock=clock)
+    follower.take(b"INFO 10-12 08:00:05 [a.py:1] Starting to load model /m...\n")
+    beats = []
+    for _ in range(60):
+        follower.take(b"INFO 10-12 08:00:05 [a.py:1] No available shared memory broadcast block found in 60 seconds.\n")
+        beats += [beat for beat in [await follower.beat()] if beat]
+    assert "harmless as long as something moves" in (beats[3].wait or "")
+    assert beats[-1].verdict.state is Stall.STALLED
+    assert "this is a hang" in (beats[-1].wait or "")
+    follower.take(b"INFO 10-12 08:00:05 [a.py:1] Model loading took 3.0 GiB memory and 4.0 seconds\n")
+    after = await follower.beat()
+    assert after is not None
+    assert after.wait is None
+
+
+class Growing:
+    """Loading that maps a gigabyte per sample while the log says nothing."""
+
+    def __init__(self, clock: "Ticks") -> None:
+        self.clock, self.count = clock, 0
+
+    def sample(self) -> Sample:
+        self.count += 1
+        return Sample(time=self.clock.now, read_bytes=1000, mapped_bytes=10**9 * self.count, cached_bytes=5 * 10**9)
+
+    def stacks(self) -> str | None:
+        return None
+
+
+async def test_loading_that_the_log_does_not_tell_is_seen_in_bytes() -> None:
+    clock = Ticks()
+    follower = Follower(EngineLog("vllm"), Eta("vllm", checkpoint_bytes=50 * 10**9), samples=Growing(clock), clock=clock)
+    follower.take(b"INFO 10-12 08:00:05 [a.py:1] Starting to load model /m...\n")
+    beats = [beat for _ in range(8) if (beat := await follower.beat())]
+    last = beats[-1]
+    assert (last.done, last.total, last.unit) == (7 * 10**9, 50 * 10**9, "bytes")
+    assert "of 50 GB at" in (last.remaining.because or "")
+    follower.take(b"Loading safetensors checkpoint shards:  50% Completed | 1/2 [00:01<00:01,  1.05it/s]\n")
+    told = await follower.beat()
+    assert told is not None
+    assert (told.done, told.total, told.unit) == (1, 2, "shards")

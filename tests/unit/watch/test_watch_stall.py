@@ -2,7 +2,7 @@
 
 import pytest
 
-from firstlight.watch.sampler import family, gpu_bytes, io_bytes, network_bytes
+from firstlight.watch.sampler import cached_bytes, family, gpu_bytes, io_bytes, mapped_bytes, network_bytes
 from firstlight.watch.stall import Sample, Stall, judge
 from firstlight.watch.symptoms import explain_wait
 
@@ -43,7 +43,7 @@ def test_verdicts(phase: str, silent: float, moving: dict[str, float], state: St
 
 def test_a_slower_machine_may_be_silent_for_longer() -> None:
     assert judge(samples(), phase="loading", silent_seconds=400).state is Stall.STALLED
-    assert judge(samples(), phase="loading", silent_seconds=400, factor=2.0).state is Stall.QUIET
+    assert judge(samples(), phase="loading", silent_seconds=400, earlier_seconds=300).state is Stall.QUIET
 
 
 def test_without_samples_nothing_is_claimed() -> None:
@@ -58,11 +58,23 @@ def test_the_wait_between_processes_is_explained() -> None:
     assert "hang" in explain_wait(judge(samples(cpu=8.0), phase="distributed-init", silent_seconds=300), "distributed-init")
 
 
+def test_a_busy_processor_proves_nothing_once_a_wait_lasts_too_long() -> None:
+    """A rank that waits in a collective spins; only compiling is work that nothing else shows."""
+    for phase, state in (("capturing", Stall.STALLED), ("warming", Stall.STALLED), ("compiling", Stall.MOVING)):
+        assert judge(samples(cpu=1.0), phase=phase, silent_seconds=700, waits=True).state is state
+        assert judge(samples(cpu=1.0), phase=phase, silent_seconds=700).state is Stall.MOVING
+    assert judge(samples(cpu=1.0), phase="capturing", silent_seconds=60, waits=True).state is Stall.MOVING
+
+
 def test_facts_are_parsed() -> None:
     assert family("  1 0 5\n 10 1 7\n 11 10 3\n 12 11 2\n 99 1 50\n", 10) == {10: 7.0, 11: 3.0, 12: 2.0}
     assert family("1 0 5\n", 77) == {}
     assert io_bytes("rchar: 100\nwchar: 5\nsyscr: 9\nread_bytes: 4096\nrchar: 10\nwchar: 1\n") == 116
     assert io_bytes("") is None
+    assert io_bytes("rchar: 100\nwchar: 5\n", ("rchar:",)) == 100
+    assert mapped_bytes("Name:\tpython\nRssFile:\t    2048 kB\nRssFile:\t 1 kB\n") == 2049 << 10
+    assert cached_bytes("4096\n   8192\n") == 12288
+    assert (mapped_bytes(""), cached_bytes("")) == (None, None)
     assert gpu_bytes("10, 1024\n99, 2048\n", {10}) == 1 << 30
     assert gpu_bytes("4000, 1024\n", {10}) == 1 << 30
     assert gpu_bytes("No devices were found\n", {10}) is None

@@ -93,6 +93,59 @@ def test_the_slowest_worker_decides_until_the_engine_is_past_it() -> None:
     assert log.phase == "kv-allocation"
 
 
+def at(worker: str, pid: int, text: str) -> bytes:
+    return f"({worker} pid={pid}) INFO 10-12 08:00:05 [a.py:1] {text}\n".encode()
+
+
+def test_a_worker_that_learns_its_rank_is_the_same_process() -> None:
+    log = EngineLog("vllm")
+    for rank in (0, 1):
+        log.feed(at("VllmWorker-0", 30 + rank, "vLLM is using nccl==2.28.7"), 1.0)
+        log.feed(at("Worker", 30 + rank, "vLLM is using nccl==2.28.7"), 1.0)
+        log.feed(at(f"Worker_TP{rank}", 30 + rank, "Starting to load model /m..."), 2.0)
+    assert log.workers == {"Worker_TP0": "loading", "Worker_TP1": "loading"}
+    assert log.phase == "loading"
+
+
+def test_pids_that_two_nodes_share_are_two_workers() -> None:
+    log = EngineLog("vllm")
+    for rank in (0, 8, 0, 8):
+        log.feed(at(f"Worker_TP{rank}", 30, "Starting to load model /m..."), 2.0)
+    assert set(log.workers) == {"Worker_TP0", "Worker_TP8"}
+
+
+def test_the_slowest_replica_decides_and_a_rank_speaks_for_its_own() -> None:
+    log = EngineLog("vllm")
+    for replica in (0, 1):
+        log.feed(at(f"EngineCore_DP{replica}", 20 + replica, "Initializing a V1 LLM engine (v0.32.0) with config: x"), 1.0)
+        for rank in (0, 1):
+            log.feed(at(f"Worker_DP{replica}_TP{rank}", 30 + 2 * replica + rank, "Starting to load model /m..."), 1.0)
+    log.feed(at("Worker_DP0_TP0", 30, "Model loading took 3.0 GiB memory and 4.0 seconds"), 2.0)
+    assert (log.workers["Worker_DP0_TP1"], log.workers["Worker_DP1_TP0"]) == ("post-load", "loading")
+    log.feed(at("EngineCore_DP0", 20, "GPU KV cache size: 100 tokens"), 3.0)
+    assert log.phase == "loading"
+    log.feed(at("EngineCore_DP1", 21, "GPU KV cache size: 100 tokens"), 4.0)
+    assert log.phase == "kv-allocation"
+
+
+def test_what_a_failed_engine_prints_while_it_ends_leaves_it_failed() -> None:
+    log = EngineLog("vllm")
+    log.feed(b"INFO:     Application startup complete.\n", 1.0)
+    log.feed(b"(EngineCore pid=2) ERROR 10-12 08:00:05 [a.py:1] Worker proc VllmWorker-0 died unexpectedly, shutting down executor.\n", 2.0)
+    events = log.feed(b"INFO:     Shutting down\nINFO:     Application shutdown complete.\n", 3.0)
+    assert log.phase == "failed"
+    assert "phase" not in [e.kind for e in events]
+
+
+def test_a_wait_between_processes_is_no_sign_of_life() -> None:
+    log = EngineLog("vllm")
+    log.feed(at("EngineCore", 2, "Starting to load model /m..."), 10.0)
+    log.feed(at("EngineCore", 2, "No available shared memory broadcast block found in 60 seconds."), 70.0)
+    assert log.last_line_at == 10.0
+    log.feed(at("EngineCore", 2, "something else"), 80.0)
+    assert log.last_line_at == 80.0
+
+
 def test_a_banner_after_an_ending_starts_again() -> None:
     log = EngineLog("vllm")
     log.feed(LOG.encode(), 1.0)

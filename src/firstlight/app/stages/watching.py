@@ -5,6 +5,7 @@ import json
 import time
 from typing import Any
 
+from firstlight.app.reading import read_rate, weight_files
 from firstlight.app.recording import check_kv_cache, close_records
 from firstlight.app.session import Session
 from firstlight.app.stages.failing import failed, port_stolen
@@ -98,9 +99,9 @@ def make_follower(session: Session) -> Follower:
         engine,
         history=past_phases(session),
         checkpoint_bytes=checkpoint.file_bytes if checkpoint else None,
-        read_bytes_per_second=_read_rate(session),
+        read_bytes_per_second=read_rate(checkpoint, session.machine),
     )
-    samples = Sampler(session.host, process.pid, time.time) if process else None
+    samples = Sampler(session.host, process.pid, time.time, weight_files(checkpoint)) if process else None
     return Follower(EngineLog(engine, session.install.version if session.install else None), eta, samples=samples)
 
 
@@ -117,16 +118,10 @@ def past_phases(session: Session, *, most: int = 5) -> list[dict[str, float]]:
     return past
 
 
-def _read_rate(session: Session) -> float | None:
-    """The measured read speed of the storage that holds the model."""
-    path = session.model.path if session.checkpoint else None
-    places = session.machine.storage if session.machine and path else []
-    fitting = [s for s in places if path and path.startswith(s.path.rstrip("/")) and s.read_bytes_per_second]
-    return max(fitting, key=lambda s: len(s.path)).read_bytes_per_second if fitting else None
-
-
 def _tell_beat(session: Session, beat: Beat) -> None:
-    """The ETA, and a verdict on silence when it changes."""
+    """The ETA, how much is loaded where the log is silent, and a verdict on silence or on a wait when it changes."""
+    if beat.unit == "bytes":
+        session.emitter.emit("progress", done=beat.done, total=beat.total, unit="bytes", what="loading")
     if beat.remaining.known:
         session.emitter.emit(
             "eta", seconds=beat.remaining.mid, low=beat.remaining.low, high=beat.remaining.high, because=beat.remaining.because
@@ -137,6 +132,9 @@ def _tell_beat(session: Session, beat: Beat) -> None:
         session.stalled_at = beat.phase
         session.emitter.emit("stalled", phase=beat.phase, because=beat.verdict.because)
         session.emitter.emit("say", text=f"stalled in {beat.phase}: {beat.verdict.because}")
+    if beat.wait is not None and session.wait_told != (beat.phase, beat.verdict.state):
+        session.wait_told = (beat.phase, beat.verdict.state)
+        session.emitter.emit("say", text=beat.wait)
 
 
 async def _read_log(session: Session, tail: LogTail, follower: Follower, *, drain: bool = False) -> None:

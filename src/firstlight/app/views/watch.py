@@ -8,11 +8,10 @@ import msgspec
 from firstlight.app.output import Glyphs, glyphs
 from firstlight.core.events import Event
 from firstlight.core.figures import Figure
-from firstlight.core.units import format_seconds
+from firstlight.core.units import format_bytes, format_seconds
 from firstlight.watch.follow import Beat
 from firstlight.watch.stall import Stall
 from firstlight.watch.state import EngineLog, LogEvent
-from firstlight.watch.symptoms import explain_wait
 
 _LONG_FIELDS = frozenset({"args", "config"})
 _SHOWN_FIGURES = (
@@ -20,6 +19,7 @@ _SHOWN_FIGURES = (
     "compile_seconds", "kv_cache_gib", "kv_tokens", "max_concurrency", "graphs_gib", "capture_seconds", "engine_init_seconds", "address",
 )  # fmt: skip
 _SOON_SECONDS = 30.0
+ENDED_BADLY = frozenset({"failed", "stopping", "stopped"})
 
 
 class WatchView:
@@ -33,11 +33,14 @@ class WatchView:
         self._open = False
         self._verdict: Stall | None = None
         self._errors = 0
-        self._waits = 0
+        self._waits: list[int] = []
+        self._wait_told: tuple[str, Stall] | None = None
         self._told: dict[str, object] = {}
 
     def event(self, event: LogEvent) -> None:
         self._started = self._started if self._started is not None else event.time
+        if self._waits and event.kind in ("phase", "progress", "ready"):
+            self._went_on(event)
         if event.kind == "phase":
             self._phase(event)
         elif event.kind == "figure":
@@ -48,7 +51,7 @@ class WatchView:
         elif event.kind == "died":
             self._line(f"  {self.marks.fail} line {event.line}{_at(event.worker)}: a process died", "red")
         elif event.kind == "waiting":
-            self._waits += 1
+            self._waits.append(event.line)
 
     def beat(self, beat: Beat) -> None:
         text = beat_line(beat, self.marks)
@@ -60,16 +63,23 @@ class WatchView:
             click.echo(f"  {text}", err=True)
         if beat.verdict.state is not self._verdict and beat.verdict.state is Stall.STALLED:
             self._stalled(beat)
+        if beat.wait is not None and self._wait_told != (beat.phase, beat.verdict.state):
+            self._wait_told = (beat.phase, beat.verdict.state)
+            self._line(f"  {self.marks.note} {beat.wait}")
         self._verdict = beat.verdict.state
 
     def _stalled(self, beat: Beat) -> None:
         self._line(f"  {self.marks.warn} stalled: {beat.verdict.because}", "yellow")
         for fact in beat.verdict.looked_at:
             self._line(f"      {fact}")
-        if self._waits:
-            self._line(f"      {explain_wait(beat.verdict, beat.phase)}")
         for line in (beat.stacks or "").splitlines():
             self._line(f"      {line}")
+
+    def _went_on(self, event: LogEvent) -> None:
+        """Something came after the waits of a log that is read: they were harmless. A failure after them is no such proof."""
+        if event.data.get("name") not in ENDED_BADLY and self._wait_told is None:
+            self._line(f"  {self.marks.note} {told_waits(self._waits)}: harmless, the start went on")
+            self._waits = []
 
     def _phase(self, event: LogEvent) -> None:
         name = event.data["name"]
@@ -91,6 +101,8 @@ class WatchView:
 
     def close(self, log: EngineLog) -> None:
         """The summary: where it ended, what was harmless."""
+        if self._waits and self._wait_told is None:
+            self._line(f"  {self.marks.warn} {told_waits(self._waits)}: a hang, unless it still moves; nothing came after", "yellow")
         if log.benign:
             harmless = ", ".join(f"{code} {count}x" for code, count in sorted(log.benign.items()))
             self._line(f"  {self.marks.note} harmless: {harmless}")
@@ -100,11 +112,22 @@ class WatchView:
         self._line(f"{log.engine} {log.version or ''}: {log.phase} after {log.lines} lines".replace("  ", " "))
 
 
+def told_waits(lines: list[int]) -> str:
+    times = f"{len(lines)} times, " if len(lines) > 1 else ""
+    return f"one process waited for another ({times}first in line {lines[0]})"
+
+
 def beat_line(beat: Beat, marks: Glyphs) -> str:
     """`loading  14/46 shards  about 4 min 10 s left (3 min to 6 min): 14 of 46 shards at 9.1 s each`."""
-    count = f"  {bar(beat.done, beat.total, marks)} {beat.done}/{beat.total} {beat.unit}" if beat.total else ""
+    count = f"  {bar(beat.done, beat.total, marks)} {_counted(beat)}" if beat.total else ""
     state = "" if beat.verdict.state is Stall.MOVING else f"  {beat.verdict.state}"
     return f"{beat.phase}{count}{eta_text(beat.remaining)}{state}"
+
+
+def _counted(beat: Beat) -> str:
+    if beat.unit == "bytes":
+        return f"{format_bytes(beat.done or 0, digits=1)} of {format_bytes(beat.total or 0, digits=1)}"
+    return f"{beat.done}/{beat.total} {beat.unit}"
 
 
 def bar(done: int | None, total: int, marks: Glyphs, width: int = 16) -> str:
@@ -145,5 +168,5 @@ def beat_event(beat: Beat, seq: int, run: str) -> Event:
         run=run,
         stage="watch",
         kind="heartbeat",
-        data={**data, "done": beat.done, "total": beat.total, "unit": beat.unit},
+        data={**data, "done": beat.done, "total": beat.total, "unit": beat.unit, "wait": beat.wait},
     )
