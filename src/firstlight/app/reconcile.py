@@ -74,6 +74,8 @@ def _unsupervised(folder: RunFolder, run: Run, status: "SupervisorStatus") -> tu
     if status.over:
         return RunState(status.state), status.reason or run.reason
     found = find_processes(open_host(run.host), folder.attempt_there)
+    if found.supervised and status.reason == "supervisor-died":
+        return RunState.STOPPING, "its supervisor was killed: the guardian ends what is left"
     if found.supervised:
         return run.state, "the supervisor does not answer"
     if found.processes:

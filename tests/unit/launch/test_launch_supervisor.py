@@ -14,7 +14,7 @@ import pytest
 from launch_runs import FAKE, Runs, free_port, until, wait_for
 
 from firstlight.core.errors import FirstlightError
-from firstlight.launch.client import Alive, Options, Restart
+from firstlight.launch.client import Alive, Options, Restart, SupervisorClient
 from firstlight.launch.ownership import adopt, find_marked, find_processes, stop_orphans
 
 pytestmark = pytest.mark.timeout(200)
@@ -222,13 +222,20 @@ def test_unreadable_secret_fails_by_name(runs: Runs) -> None:
     assert until(client, "failed").data["reason"] == "secret-unreadable"
 
 
-def test_killed_supervisor_takes_its_engine_along(runs: Runs) -> None:
+def kill_unguarded(client: SupervisorClient) -> None:
+    """The supervisor and the guardian that would clear up after it."""
+    record = json.loads(Path(client.folder, "supervisor.json").read_text())
+    for who in ("guardian", "supervisor"):
+        os.kill(record[who]["pid"], signal.SIGKILL)
+    wait_for(lambda: not alive(record["supervisor"]["pid"]))
+
+
+def test_killed_supervisor_and_guardian_take_the_engine_along(runs: Runs) -> None:
     client = runs.start("ready")
     until(client, "ready")
     status = client.status()
-    assert status.supervisor is not None
     assert status.engine is not None
-    os.kill(status.supervisor.pid, signal.SIGKILL)
+    kill_unguarded(client)
     wait_for(lambda: not alive(status.engine.pid))  # type: ignore[union-attr]
     found = wait_for(lambda: f if not (f := find_processes(runs.host, client.folder)).processes else None)
     assert found.supervised is False
@@ -237,14 +244,12 @@ def test_killed_supervisor_takes_its_engine_along(runs: Runs) -> None:
     assert client.stop().state == "stopped"
 
 
-def test_engine_that_outlives_its_supervisor_is_found_and_stopped(runs: Runs) -> None:
+def test_engine_that_outlives_supervisor_and_guardian_is_found_and_stopped(runs: Runs) -> None:
     client = runs.start("deaf")
     until(client, "ready")
     status = client.status()
-    assert status.supervisor is not None
     assert status.engine is not None
-    os.kill(status.supervisor.pid, signal.SIGKILL)
-    wait_for(lambda: not alive(status.supervisor.pid))  # type: ignore[union-attr]
+    kill_unguarded(client)
     found = find_processes(runs.host, client.folder)
     assert found.orphaned
     assert found.engine is not None
@@ -263,9 +268,7 @@ def test_shared_memory_of_a_run_that_was_killed_at_once_is_removed(runs: Runs) -
     until(client, "ready")
     record = Path(client.folder, "supervisor.json")
     segments = wait_for(lambda: s if len(s := json.loads(record.read_text())["shared_memory"]) == 2 else None)
-    supervisor = client.status().supervisor
-    assert supervisor is not None
-    os.kill(supervisor.pid, signal.SIGKILL)
+    kill_unguarded(client)
     for process in find_processes(runs.host, client.folder).processes:
         os.kill(process.pid, signal.SIGKILL)
     wait_for(lambda: not find_processes(runs.host, client.folder).processes)
@@ -478,9 +481,8 @@ def test_damaged_records_do_not_hide_the_engine(runs: Runs) -> None:
     client = runs.start("deaf")
     until(client, "ready")
     status = client.status()
-    assert status.supervisor is not None
     assert status.engine is not None
-    os.kill(status.supervisor.pid, signal.SIGKILL)
+    kill_unguarded(client)
     for name in ("supervisor.json", "engine.json", "supervise.json"):
         Path(client.folder, name).write_text("{ not json")
     found = find_processes(runs.host, client.folder)

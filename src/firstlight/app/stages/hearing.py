@@ -30,7 +30,7 @@ def supervisor_events(session: Session, from_byte: int = 0) -> "asyncio.Queue[An
 
 
 def through_cuts(client: Any, from_byte: int) -> Iterator[Any]:
-    """Every event once; a connection that is lost is made again, and reading goes on from the right byte.
+    """Every event of the supervisor once; a connection that is lost is made again, and reading goes on from the right byte.
 
     Ends when the supervisor is gone, or its host cannot be reached for ten minutes.
     """
@@ -38,6 +38,8 @@ def through_cuts(client: Any, from_byte: int) -> Iterator[Any]:
     while True:
         try:
             for event in client.events(byte):
+                if event.kind == "supervisor-died":
+                    return  # what follows is the guardian's
                 byte, last, seen = event.byte, time.monotonic(), event.kind == "ended"
                 yield event
             gone = seen or client.host.is_local or not client.status().answering
@@ -51,7 +53,7 @@ def through_cuts(client: Any, from_byte: int) -> Iterator[Any]:
 
 
 def supervisor_gone(session: Session) -> EngineError:
-    """Somebody ended the supervisor: its engine is ended with it, by the kernel or by the sweep that follows."""
+    """Somebody ended the supervisor: its guardian ends the engine, else the sweep that follows."""
     record = f"{session.folder.attempt_there}/supervisor.log" if session.folder else ""
     return EngineError(
         "supervisor-killed",

@@ -1,19 +1,30 @@
-"""`supervisor.pyz FOLDER` supervises the run in FOLDER; `find FOLDER` and `sweep FOLDER` look for what a killed one left."""
+"""`supervisor.pyz FOLDER` supervises the run in FOLDER; `find FOLDER` and `sweep FOLDER` look for what a killed one left.
+
+`take-over FOLDER PID CODE` is the guardian's own: the supervisor PID ended with CODE.
+"""
 
 from __future__ import annotations
 
-import fcntl
-import json
 import os
 import sys
 from collections.abc import Sequence
 
-ALREADY = 75
+from .guardian import ALREADY, guarded
 
 
-def supervise(folder: str) -> int:
-    """Raises OSError, ValueError, KeyError where the request is not there or not readable."""
-    from .engine import become_subreaper
+def supervise(folder: str, guardian: int | None) -> int:
+    """Status 1, and why on stderr, where the request is not there or not readable. guardian: who waits for our end."""
+    try:
+        return _supervise(folder, guardian)
+    except (OSError, ValueError, KeyError, RuntimeError) as e:
+        print(f"supervisor-cannot-start: {type(e).__name__}: {e}", file=sys.stderr)
+        return 1
+
+
+def _supervise(folder: str, guardian: int | None) -> int:
+    import fcntl
+
+    from .kernel import become_subreaper
     from .records import read_json
     from .supervisor import Supervisor
 
@@ -26,10 +37,12 @@ def supervise(folder: str) -> int:
         return ALREADY
     request = read_json(os.path.join(folder, "supervise.json"))
     become_subreaper()
-    return Supervisor(folder, request).serve()
+    return Supervisor(folder, request, guardian).serve()
 
 
 def look(verb: str, folder: str) -> int:
+    import json
+
     from .leftover import find, sweep_now
 
     print(json.dumps(find(folder) if verb == "find" else sweep_now(folder)))
@@ -37,6 +50,8 @@ def look(verb: str, folder: str) -> int:
 
 
 def look_everywhere() -> int:
+    import json
+
     from .leftover import find_all
 
     print(json.dumps(find_all()))
@@ -53,14 +68,14 @@ def main(argv: Sequence[str]) -> int:
         return read_ahead(argv[1])
     if list(argv) == ["find-all"]:
         return look_everywhere()
+    if len(argv) == 4 and argv[0] == "take-over":
+        from .takeover import take_over
+
+        return take_over(argv[1], int(argv[2]), int(argv[3]))
     if len(argv) != 1:
         print(__doc__, file=sys.stderr)
         return 2
-    try:
-        return supervise(os.path.abspath(argv[0]))
-    except (OSError, ValueError, KeyError, RuntimeError) as e:
-        print(f"supervisor-cannot-start: {type(e).__name__}: {e}", file=sys.stderr)
-        return 1
+    return guarded(os.path.abspath(argv[0]), supervise)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from typing import Any
 
 from .members import FOLDER, HOOK, MARKER
 
-NOTED = frozenset({"ready", "failed", "died", "restarted", "wedged", "stopping", "ended"})
+NOTED = frozenset({"ready", "failed", "died", "restarted", "wedged", "stopping", "ended", "supervisor-died"})
 
 
 class Children:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import fcntl
 import hashlib
 import os
@@ -14,10 +13,9 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from . import procfs
+from .kernel import PR_SET_PDEATHSIG, libc
 from .members import FOLDER, MARKER, Claim, make_cgroup
 
-PR_SET_PDEATHSIG = 1
-PR_SET_CHILD_SUBREAPER = 36
 F_SETPIPE_SZ = 1031
 
 
@@ -37,15 +35,6 @@ class Engine(NamedTuple):
     claim: Claim
     output: int | None
     environment: dict[str, str]
-
-
-def libc() -> Any:
-    return ctypes.CDLL(None, use_errno=True)
-
-
-def become_subreaper() -> None:
-    """Orphans of the engine become our children instead of init's."""
-    libc().prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 def start(spec: Mapping[str, Any], *, run: str, folder: str, runtime: str, keep_on_our_death: bool = False) -> Engine:

@@ -14,6 +14,7 @@ from .members import MARKER, Claim, members, own_cgroup
 from .records import read_json, write_json
 
 FINAL = ("stopped", "failed")
+GUARDIAN_SECONDS = 15.0
 
 
 def supervised(folder: str) -> bool:
@@ -42,7 +43,7 @@ def lock_holder(folder: str) -> int | None:
     return next((int(row[4]) for row in rows if len(row) > 5 and row[1] == "FLOCK" and row[5].rpartition(":")[2] == str(inode)), None)
 
 
-def _record(folder: str, name: str) -> dict[str, Any]:
+def read_record(folder: str, name: str) -> dict[str, Any]:
     try:
         return read_json(os.path.join(folder, name))
     except (OSError, ValueError):
@@ -51,8 +52,8 @@ def _record(folder: str, name: str) -> dict[str, Any]:
 
 def claim_of(folder: str) -> Claim:
     """The run's claim from whatever records are readable; a record of another boot names no process of this one."""
-    record, engine = _record(folder, "supervisor.json"), _record(folder, "engine.json")
-    run = record.get("run") or _record(folder, "supervise.json").get("run") or os.path.basename(folder.rstrip("/"))
+    record, engine = read_record(folder, "supervisor.json"), read_record(folder, "engine.json")
+    run = record.get("run") or read_record(folder, "supervise.json").get("run") or os.path.basename(folder.rstrip("/"))
     ref = record.get("engine") or {}
     if ref and ref.get("boot_id") not in (None, "", procfs.boot_id()):
         return Claim(str(run), folder=os.path.realpath(folder))
@@ -64,7 +65,7 @@ def claim_of(folder: str) -> Claim:
 def find(folder: str) -> dict[str, Any]:
     """supervised; state as last written; the supervisor's process, and every living process of the run with its proof."""
     folder = os.path.abspath(folder)
-    record, claim = _record(folder, "supervisor.json"), claim_of(folder)
+    record, claim = read_record(folder, "supervisor.json"), claim_of(folder)
     alive = procfs.same(claim.engine_pid, claim.engine_ticks) if claim.engine_pid and claim.engine_ticks else None
     holder = lock_holder(folder)
     boss = procfs.process(holder) if holder else None
@@ -97,21 +98,55 @@ def sweep_now(folder: str, *, grace: float | None = None) -> dict[str, Any]:
     folder = os.path.abspath(folder)
     state = find(folder)
     if state["supervised"] and state["supervisor_pid"]:
-        send([state["supervisor_pid"]], 9)
-    claim, spec = claim_of(folder), _record(folder, "supervise.json").get("spec") or {}
-    record = _record(folder, "supervisor.json")
+        if (done := _by_guardian(folder, state["supervisor_pid"])) is not None:
+            return done
+        send([*_guardian(folder), state["supervisor_pid"]], 9)
+    return end_all(folder, claim_of(folder), grace=grace)
+
+
+def _by_guardian(folder: str, holder: int) -> dict[str, Any] | None:
+    """The proof of the guardian, where it is that which holds the run and ends it just now; None where it comes to no end."""
+    if _guardian(folder) != [holder]:
+        return None
+    until = time.monotonic() + GUARDIAN_SECONDS
+    while supervised(folder) and time.monotonic() < until:
+        time.sleep(0.05)
+    found = read_record(folder, "exit.json").get("proof")
+    return found if isinstance(found, dict) and not find(folder)["processes"] and not supervised(folder) else None
+
+
+def _guardian(folder: str) -> list[int]:
+    """The guardian's pid, where the process of the record still is it. Its care is not wanted when a run is ended on purpose."""
+    ref = read_record(folder, "supervisor.json").get("guardian")
+    pid, ticks = (ref.get("pid"), ref.get("start_ticks")) if isinstance(ref, dict) else (None, None)
+    return [pid] if isinstance(pid, int) and isinstance(ticks, int) and procfs.same(pid, ticks) else []
+
+
+def end_all(folder: str, claim: Claim, *, grace: float | None = None, asked: bool = False, state: str = "stopped") -> dict[str, Any]:
+    """Ends the members of the claim, gracefully first, and writes the run's end down; returns the proof.
+
+    asked: the engine has its stop signal already. state: what the run's record shall say.
+    """
+    spec, record = read_record(folder, "supervise.json").get("spec") or {}, read_record(folder, "supervisor.json")
     shm = recorded_memory(record)
     found = members(claim)
     for member in found:
         shm |= procfs.shared_memory(member.process.pid)
         claim = claim._replace(cgroup=claim.cgroup or own_cgroup(member.process.pid))
-    _ask_to_leave(claim, spec, grace)
+    claim = claim._replace(known=claim.known | {(m.process.pid, m.process.start_ticks) for m in found})
+    _ask_to_leave(claim, spec, grace, asked)
     for wait in sweep(claim):
         time.sleep(wait)
-    result = proof(claim, port=int(spec.get("port") or 0), shm=shm, gpu_before=None, runtime=record.get("runtime") or runtime_path(folder))
+    gpu = record.get("gpu_memory")
+    result = proof(claim, port=_port(spec), shm=shm, gpu_before=gpu, runtime=record.get("runtime") or runtime_path(folder))
     result["ended"] = [m.process.pid for m in found]
-    _write_end(folder, {"run": claim.run, **record}, result)
+    _write_end(folder, {"run": claim.run, **record}, result, state)
     return result
+
+
+def _port(spec: dict[str, Any]) -> int:
+    port = spec.get("port")
+    return port if isinstance(port, int) else 0
 
 
 def recorded_memory(record: dict[str, Any]) -> set[str]:
@@ -121,22 +156,23 @@ def recorded_memory(record: dict[str, Any]) -> set[str]:
     return {path for path in seen if isinstance(path, str) and path.startswith("/dev/shm/")} if same_boot else set()
 
 
-def _ask_to_leave(claim: Claim, spec: dict[str, Any], grace: float | None) -> None:
+def _ask_to_leave(claim: Claim, spec: dict[str, Any], grace: float | None, asked: bool) -> None:
     if not claim.engine_pid or not claim.engine_ticks or not procfs.same(claim.engine_pid, claim.engine_ticks):
         return
-    send([claim.engine_pid], signal_number(spec))
+    if not asked:
+        send([claim.engine_pid], signal_number(spec))
     wake(members(claim))
     until = time.monotonic() + (float(spec.get("stop_grace_seconds") or 15.0) if grace is None else grace)
     while procfs.same(claim.engine_pid, claim.engine_ticks) and time.monotonic() < until:
         time.sleep(0.05)
 
 
-def _write_end(folder: str, record: dict[str, Any], result: dict[str, Any]) -> None:
+def _write_end(folder: str, record: dict[str, Any], result: dict[str, Any], state: str) -> None:
     if not os.path.isdir(folder):
         return
-    exit_record = {**_record(folder, "exit.json"), "proof": result, "time": time.time()}
+    exit_record = {**read_record(folder, "exit.json"), "proof": result, "time": time.time()}
     exit_record.setdefault("reason", "supervisor-died")
     write_json(os.path.join(folder, "exit.json"), exit_record)
     if record.get("state") not in FINAL:
-        last = {**record, "state": "stopped", "reason": "supervisor-died", "exit": exit_record}
+        last = {**record, "state": state, "reason": "supervisor-died", "exit": exit_record}
         write_json(os.path.join(folder, "supervisor.json"), last)

@@ -6,10 +6,13 @@ import contextlib
 import itertools
 import json
 import os
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
+
+from .kernel import die_with_parent
 
 PIECE = 64 << 20
 PRESSURE_PERCENT = 10.0
@@ -97,6 +100,7 @@ def shortage(keep_free: int) -> str | None:
 def main(request: str) -> int:
     """The request is JSON: files, limit_bytes, keep_free_bytes. Prints the result as JSON."""
     wanted = json.loads(request)
+    die_with_parent(signal.SIGKILL)  # nobody would stop it when the engine is ready
     os.nice(5)
     result = ReadAhead(list(wanted["files"]), int(wanted["limit_bytes"]), int(wanted["keep_free_bytes"])).run()
     print(json.dumps(result), flush=True)

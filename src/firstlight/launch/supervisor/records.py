@@ -90,8 +90,17 @@ class EventFile:
 
     def __init__(self, path: str) -> None:
         self.path = path
-        self._waiting: list[bytes] = []
         self.bytes = os.path.getsize(path) if os.path.exists(path) else 0
+        self._waiting: list[bytes] = [b"\n"] if self._torn() else []
+
+    def _torn(self) -> bool:
+        """Whether whoever wrote the last line was killed in the middle of it."""
+        if not self.bytes:
+            return False
+        with contextlib.suppress(OSError), open(self.path, "rb") as file:
+            file.seek(-1, os.SEEK_END)
+            return file.read() != b"\n"
+        return False
 
     def write(self, kind: str, data: Mapping[str, Any]) -> bytes:
         """Appends an event; returns its line."""

@@ -31,8 +31,9 @@ HOLDER_SECONDS = 15.0
 class Supervisor:
     """States: starting, ready, stopping, restarting, stopped, failed; the last two are final."""
 
-    def __init__(self, folder: str, request: Mapping[str, Any]) -> None:
+    def __init__(self, folder: str, request: Mapping[str, Any], guardian: int | None = None) -> None:
         self.folder, self.request = folder, request
+        self.guardian = procfs.process(guardian) if guardian else None
         self.spec: Mapping[str, Any] = request["spec"]
         self.options: Mapping[str, Any] = request.get("options") or {}
         self.run_id = str(request["run"])
