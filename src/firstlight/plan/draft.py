@@ -41,7 +41,6 @@ class Draft(Struct, frozen=True, kw_only=True):
     own_embedding: TensorGroup | None = None
     shares_rope: bool = False
     derived: bool = False
-    num_speculative_tokens: int = 0
 
     @property
     def layers(self) -> int:
@@ -140,27 +139,7 @@ def draft_of(spec: Mapping[str, Any] | None, target: Checkpoint, draft: Checkpoi
         own_embedding=_embedding(target) if lacks else None,
         shares_rope=_rope_key(draft.config) == _rope_key(target.config),
         derived=draft.format == "config-only" or built.format == "config-only",
-        num_speculative_tokens=number(spec, "num_speculative_tokens"),
     )
-
-
-def with_drafter(target: Checkpoint, draft: Draft | None) -> Checkpoint:
-    """The target with the drafter's layers in its KV cache, numbered on from its own: like pages join, others are groups of their own."""
-    if draft is None or not draft.kv_groups or not target.kv_cache_groups:
-        return target
-    first, groups = target.num_hidden_layers or 0, list(target.kv_cache_groups)
-    for own in draft.kv_groups:
-        moved = [first + n for n in own.layers]
-        at = next((i for i, g in enumerate(groups) if _page_of(g) == _page_of(own)), None)
-        if at is None:
-            groups.append(msgspec.structs.replace(own, layers=moved))
-        else:
-            groups[at] = msgspec.structs.replace(groups[at], layers=[*groups[at].layers, *moved])
-    return msgspec.structs.replace(target, kv_cache_groups=groups)
-
-
-def _page_of(group: KvCacheGroup) -> KvCacheGroup:
-    return msgspec.structs.replace(group, layers=[])
 
 
 def _rope_key(config: Mapping[str, Any]) -> tuple[Any, ...]:

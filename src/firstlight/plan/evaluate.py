@@ -9,7 +9,7 @@ from msgspec import Struct
 from firstlight.core.figures import Figure, Rung
 from firstlight.core.plan import Candidate, MemoryBudget, RankBudget
 from firstlight.core.units import GIB, gib
-from firstlight.plan.draft import Draft, plus, with_drafter
+from firstlight.plan.draft import Draft, plus
 from firstlight.plan.figures import interval, known, unknown
 from firstlight.plan.flags import as_args
 from firstlight.plan.kv import STATES, KvPlan, dtype_key, kv_plan, token_bytes
@@ -91,9 +91,8 @@ def _longest_request(kv: KvPlan, pool: Figure, limit: int) -> int:
 
 def kv_of(s: Situation, choice: Choice, dtype: str) -> KvPlan:
     """Groups, pages and blocks of a choice. dtype: a key of `dtype_key`."""
-    draft = s.draft
     return kv_plan(
-        with_drafter(s.checkpoint, draft),
+        s.speculation.checkpoint,
         choice.layout,
         dtype,
         block_size=s.wish.pins.block_size or 16,
@@ -102,8 +101,8 @@ def kv_of(s: Situation, choice: Choice, dtype: str) -> KvPlan:
         prefix_caching_of_states=s.terms.state_blocks > 1,
         null_blocks=s.terms.null_blocks,
         hybrid=s.terms.hybrid_kv_groups,
-        draft_layers=draft.layers if draft else 0,
-        speculative_states=draft.num_speculative_tokens if draft else 0,
+        draft_layers=s.speculation.layers,
+        speculative_states=s.speculation.states,
     )
 
 
@@ -125,7 +124,7 @@ def _rank(s: Situation, choice: Choice, stage: StageWeights, stages: int, length
     )
     drafter = s.draft if stage.stage == stages - 1 else None
     graphs = cuda_graphs(
-        len(stage.layers) + (drafter.layers if drafter else 0),
+        len(stage.layers) + (s.speculation.layers if stage.stage == stages - 1 else 0),
         s.terms,
         max_num_seqs=choice.max_num_seqs,
         max_num_batched_tokens=choice.max_num_batched_tokens,
@@ -234,7 +233,7 @@ def _candidate(s: Situation, choice: Choice, kv: KvPlan, ranks: list[_Rank], bin
         env=dict(s.wish.env),
         per_gpu=binding.budget,
         ranks=_rank_budgets(layout, ranks),
-        kv_bytes_per_token=token_bytes(with_drafter(s.checkpoint, s.draft), dtype, layout.tensor_parallel_size) or None,
+        kv_bytes_per_token=token_bytes(s.speculation.checkpoint, dtype, layout.tensor_parallel_size) or None,
         kv_tokens=_tokens(kv, pool, length),
         max_model_len_that_fits=_over(pool, lambda b: kv.longest(b, limit)) if kv.block_bytes else unknown(_no_tokens(kv)),
         max_concurrency=_concurrency(kv, pool, length, layout.data_parallel_size),

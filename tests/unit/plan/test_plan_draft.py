@@ -24,6 +24,7 @@ from firstlight.core.saved import SavedPlan
 from firstlight.core.schema import decode
 from firstlight.core.units import GIB
 from firstlight.plan.plan import plan
+from firstlight.plan.speculation import speculation
 
 LLAMA: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16,
@@ -182,19 +183,39 @@ def test_ngram_needs_no_drafter_and_changes_nothing() -> None:
     assert best(found).per_gpu == best(planned(None, None)).per_gpu
 
 
-def test_the_models_own_multi_token_prediction_is_as_before() -> None:
-    """Its layers are counted as part of the model, and no drafter is asked for."""
+def test_the_models_own_multi_token_prediction_is_weights_and_a_layer_of_cache() -> None:
+    """Its tensors ship in the model, each depth caches as the model's last layer does, and no drafter is asked for."""
     config = LLAMA | {"architectures": ["DeepseekV3ForCausalLM"], "model_type": "deepseek_v3", "num_nextn_predict_layers": 1,
                       "num_experts": 8, "n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 512,
                       "n_shared_experts": 1, "kv_lora_rank": 512, "q_lora_rank": 512, "qk_nope_head_dim": 64, "qk_rope_head_dim": 32,
                       "v_head_dim": 64, "first_k_dense_replace": 1}  # fmt: skip
     target = model(config)
     own = {"method": "mtp", "num_speculative_tokens": 1}
-    found = planned(own, None, target)
+    found, alone = planned(own, None, target), best(planned(None, None, target))
     assert added(found, "weights", target)[0] > 0
-    assert best(found).kv_bytes_per_token == best(planned(None, None, target)).kv_bytes_per_token
+    latent_and_rope = 2 * (512 + 32)
+    assert (best(found).kv_bytes_per_token or 0) - (alone.kv_bytes_per_token or 0) == latent_and_rope
     assert not [f for f in found.findings if f.code.startswith("draft-")]
     assert best(found).per_gpu == best(planned(own | {"model": target.ref}, None, target)).per_gpu
+
+
+HYBRID = LLAMA | {
+    "architectures": ["Qwen3NextForCausalLM"], "model_type": "qwen3_next", "num_hidden_layers": 8, "full_attention_interval": 4,
+    "linear_num_key_heads": 4, "linear_num_value_heads": 8, "linear_key_head_dim": 128, "linear_value_head_dim": 128,
+    "linear_conv_kernel_dim": 4, "head_dim": 128, "num_experts": 0, "mtp_num_hidden_layers": 2,
+}  # fmt: skip
+
+
+def test_drafts_of_a_hybrid_hold_states_and_its_own_prediction_caches_like_full_attention() -> None:
+    """Each request keeps one more state for each drafted token, whoever drafts it; the prediction's layers page with the full ones."""
+    target = model(HYBRID)
+    alone, guessed, own = (best(planned(wanted, None, target)) for wanted in (None, NGRAM, {"method": "mtp", "num_speculative_tokens": 3}))
+    assert guessed.kv_bytes_per_token == alone.kv_bytes_per_token
+    full = next(g for g in target.kv_cache_groups if g.kind == "full")
+    assert (own.kv_bytes_per_token or 0) - (alone.kv_bytes_per_token or 0) == 2 * full.bytes_per_token_per_layer["bf16"]
+    plain, more = (speculation(target, w, None).states for w in (None, NGRAM))
+    assert (plain, more) == (0, 3)
+    assert (guessed.max_concurrency.mid or 0) < (alone.max_concurrency.mid or 0)
 
 
 def test_what_cannot_be_counted_says_why() -> None:
