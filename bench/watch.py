@@ -1,16 +1,24 @@
-"""How fast `watch` and `diagnose` read a log: MB/s on one core, and memory.
+"""How fast `watch` and `diagnose` read a log: MB/s on one core, memory, and the time from a line to its event.
 
     python bench/watch.py [--megabytes 256] [--json bench/results/watch.json]
 
-The log is made here: a start of 64 workers, then a server's everyday lines, tracebacks of requests among them.
+The log is made here: a start of 64 workers, then a server's everyday lines, tracebacks of requests among them. `watch` and `diagnose` are
+the readers alone; `command` is the whole `firstlight watch LOG --replay` on a file, `command_jsonl` with every event written; `live_file`
+appends lines to a file that `firstlight watch LOG -o jsonl` follows, `live_pipe` writes them to `firstlight watch -`: the time until the
+event is printed.
 """
 
 import argparse
 import json
+import os
 import resource
+import subprocess
+import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import IO
 
 from firstlight.diagnose.diagnose import diagnose
 from firstlight.watch.state import EngineLog
@@ -115,12 +123,66 @@ def latency(lines: int = 2000) -> dict[str, float]:
     return {"median_ms": round(times[lines // 2], 3), "p99_ms": round(times[lines * 99 // 100], 3)}
 
 
+def commanded(folder: Path, megabytes: int, *options: str) -> dict[str, float]:
+    """The command on a file: processor seconds and the most memory of its process, start of Python included."""
+    path = folder / "big.log"
+    if not path.exists():
+        with path.open("wb") as f:
+            f.writelines(chunks(megabytes))
+    size = path.stat().st_size
+    argv = [sys.executable, "-m", "firstlight", "watch", str(path), "--replay", *options]
+    process = subprocess.Popen(argv, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    _, status, used = os.wait4(process.pid, 0)
+    assert status == 0
+    seconds = used.ru_utime + used.ru_stime
+    return {
+        "megabytes": size >> 20,
+        "seconds": round(seconds, 2),
+        "mb_per_second": round(size / 1e6 / seconds, 1),
+        "most_memory_mib": round(used.ru_maxrss / 1024, 1),
+    }
+
+
+def live(folder: Path, *, pipe: bool, lines: int = 200) -> dict[str, float]:
+    """From the write of a line to its event on the command's output, 64 workers known before, a line every 20 ms and a bit."""
+    path = folder / "live.log"
+    path.write_bytes(b"" if pipe else start(64).partition("(APIServer pid=9) INFO:     Application")[0].encode())
+    argv = [sys.executable, "-m", "firstlight", "watch", "-" if pipe else str(path), "-o", "jsonl"]
+    process = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    assert process.stdin is not None
+    assert process.stdout is not None
+    target: IO[bytes] = process.stdin if pipe else path.open("ab", buffering=0)
+    times = [took(target, process.stdout, i) for i in range(lines + 10)][10:]
+    process.kill()
+    process.wait()
+    times.sort()
+    return {"median_ms": round(times[lines // 2], 1), "p99_ms": round(times[lines * 99 // 100], 1), "worst_ms": round(times[-1], 1)}
+
+
+def took(target: IO[bytes], events: IO[bytes], i: int) -> float:
+    """Milliseconds until the event of one written line (known again by its number) is read."""
+    time.sleep(0.02 + (i % 7) / 1000)
+    line = f"(Worker_TP{i % 64} pid={30 + i % 64}) INFO 10-12 08:05:00 [x.py:1] Loading weights took {i}.5 seconds\n"
+    began = time.perf_counter()
+    target.write(line.encode())
+    target.flush()
+    wanted = f'"weights_seconds":{i}.5'.encode()
+    while wanted not in events.readline():
+        pass
+    return (time.perf_counter() - began) * 1e3
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--megabytes", type=int, default=256)
     parser.add_argument("--json", type=Path, default=Path(__file__).parent / "results" / "watch.json")
     options = parser.parse_args()
     result = {"watch": watched(options.megabytes), "diagnose": diagnosed(options.megabytes), "line_to_event": latency()}
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        result["command"] = commanded(folder, options.megabytes)
+        result["command_jsonl"] = commanded(folder, options.megabytes, "-o", "jsonl")
+        result["live_file"], result["live_pipe"] = live(folder, pipe=False), live(folder, pipe=True)
     for name, row in result.items():
         print(f"{name:14}", "  ".join(f"{k} {v}" for k, v in row.items()))
     options.json.parent.mkdir(exist_ok=True)

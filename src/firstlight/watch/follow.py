@@ -131,11 +131,40 @@ class Follower:
         return await asyncio.to_thread(self._source.stacks)
 
 
+class Beats:
+    """Runs a follower's beats beside the reading: a sample may take seconds (nvidia-smi, a slow host), and no line waits for it."""
+
+    def __init__(self, follower: Follower) -> None:
+        self._follower = follower
+        self._running: asyncio.Task[Beat | None] | None = None
+
+    def next(self) -> Beat | None:
+        """The beat that is there now; starts the next one. Raises what a beat raised."""
+        if self._running is not None and not self._running.done():
+            return None
+        found = self._running.result() if self._running is not None else None
+        self._running = asyncio.ensure_future(self._follower.beat())
+        return found
+
+    def close(self) -> None:
+        if self._running is not None:
+            self._running.cancel()
+
+
 async def follow_file(follower: Follower, host: Host, path: str, *, until: frozenset[str] = OVER) -> AsyncIterator[LogEvent | Beat]:
     """Events and beats of a growing log file until its phase is in `until`. A file that became shorter is read from its beginning.
 
     Raises HostError when the file cannot be read.
     """
+    beats = Beats(follower)
+    try:
+        async for item in _follow_file(follower, beats, host, path, until):
+            yield item
+    finally:
+        beats.close()
+
+
+async def _follow_file(follower: Follower, beats: Beats, host: Host, path: str, until: frozenset[str]) -> AsyncIterator[LogEvent | Beat]:
     position = 0
     while True:
         info = await asyncio.to_thread(host.stat, path)
@@ -150,14 +179,14 @@ async def follow_file(follower: Follower, host: Host, path: str, *, until: froze
                 continue
         if follower.log.phase in until:
             return
-        if beat := await follower.beat():
+        if beat := beats.next():
             yield beat
         await asyncio.sleep(LOOK_SECONDS if host.is_local else LOOK_SECONDS_ELSEWHERE)
 
 
 async def follow_chunks(follower: Follower, chunks: AsyncIterator[bytes]) -> AsyncIterator[LogEvent | Beat]:
     """Events and beats of a stream (a pipe) until it ends; silence is judged while it is silent."""
-    source = aiter(chunks)
+    source, beats = aiter(chunks), Beats(follower)
     pending = asyncio.ensure_future(_next(source))
     try:
         while True:
@@ -169,10 +198,11 @@ async def follow_chunks(follower: Follower, chunks: AsyncIterator[bytes]) -> Asy
                 for event in follower.take(chunk):
                     yield event
                 pending = asyncio.ensure_future(_next(source))
-            if beat := await follower.beat():
+            if beat := beats.next():
                 yield beat
     finally:
         pending.cancel()
+        beats.close()
 
 
 async def _next(source: AsyncIterator[bytes]) -> bytes | None:

@@ -7,6 +7,7 @@ from msgspec import Struct
 from firstlight.catalog.milestones import PHASES, RANK, Field, Milestone, load_milestones
 from firstlight.catalog.rules import Gate, benign_rules
 from firstlight.engines.lines import Line, Splitter, parse, seconds_of
+from firstlight.watch.numbers import numbers_of
 
 _ENDINGS = frozenset({"ready", "serving", "failed", "stopping", "stopped"})
 _WORKERS_KEPT = 4096
@@ -127,6 +128,8 @@ class EngineLog:
         elif line.level in ("ERROR", "CRITICAL") and not line.text.startswith((" ", "Traceback")):
             self.errors += 1
             events.append(self._event("error", line, now, text=line.text[:500]))
+        elif line.source and RANK[self.phase] < RANK["ready"] and (numbers := numbers_of(line.text)):
+            events.append(self._event("figure", line, now, text=line.text[:200], **numbers))
 
     def _find(self, text: str) -> tuple[Milestone, dict[str, Field]] | None:
         for table in self._tables:

@@ -5,6 +5,8 @@ import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import pytest
+
 from firstlight.core.ports import FileInfo
 from firstlight.watch.eta import Eta
 from firstlight.watch.follow import Beat, Follower, follow_chunks, follow_file
@@ -117,6 +119,36 @@ async def test_a_hang_whose_log_repeats_that_a_process_waits_is_told() -> None:
     after = await follower.beat()
     assert after is not None
     assert after.wait is None
+
+
+class Slow:
+    """A host on which a sample takes a second."""
+
+    def sample(self) -> Sample:
+        time.sleep(1.0)
+        return Sample(time=time.time())
+
+    def stacks(self) -> str | None:
+        return None
+
+
+async def test_no_line_waits_for_a_sample(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("firstlight.watch.follow.SAMPLE_SECONDS", 0.05)
+    path, took = tmp_path / "engine.log", []
+    path.write_bytes(b"")
+    follower = Follower(EngineLog("vllm"), Eta("vllm"), samples=Slow())
+    reading = follow_file(follower, FileHost(), str(path))  # type: ignore[arg-type]
+    with open(path, "ab", buffering=0) as f:  # noqa: ASYNC230
+        for i in range(10):
+            await asyncio.sleep(0.05)
+            f.write(f"INFO 10-12 08:00:05 [a.py:1] Loading weights took {i}.5 seconds\n".encode())
+            began = time.monotonic()
+            while not isinstance(item := await anext(reading), LogEvent) or item.kind != "figure":
+                pass
+            took.append(time.monotonic() - began)
+    await reading.aclose()  # type: ignore[attr-defined]
+    assert max(took) < 0.8
+    assert sorted(took)[5] < 0.3
 
 
 class Growing:

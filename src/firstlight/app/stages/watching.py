@@ -14,12 +14,12 @@ from firstlight.core.errors import FirstlightError, HostError
 from firstlight.core.run import RunState
 from firstlight.core.units import format_seconds
 from firstlight.watch.eta import Eta, phase_seconds
-from firstlight.watch.follow import Beat, Follower
+from firstlight.watch.follow import Beat, Beats, Follower
 from firstlight.watch.sampler import Sampler
 from firstlight.watch.stall import Stall
 from firstlight.watch.state import EngineLog
 
-LOOK_SECONDS = 0.05
+LOOK_SECONDS = 0.02
 LOOK_SECONDS_ELSEWHERE = 0.5  # every look at another host is a command there
 LOST = frozenset({"host-unreachable", "command-timeout"})
 STATES = {
@@ -60,14 +60,16 @@ async def watch(session: Session, *, from_byte: int = 0, mine: bool = True) -> s
     """
     if session.folder is None or session.supervisor is None:
         raise FirstlightError("no-launch", "nothing has been launched", hint="run the launch stage first")
+    follower = make_follower(session)
+    beats = Beats(follower)
     try:
-        return await _watch(session, LogTail(session, session.folder.log_there), from_byte=from_byte, mine=mine)
+        return await _watch(session, LogTail(session, session.folder.log_there), follower, beats, from_byte=from_byte, mine=mine)
     finally:
+        beats.close()
         close_records(session)
 
 
-async def _watch(session: Session, tail: LogTail, *, from_byte: int, mine: bool) -> str:
-    follower = make_follower(session)
+async def _watch(session: Session, tail: LogTail, follower: Follower, beats: Beats, *, from_byte: int, mine: bool) -> str:
     queue = supervisor_events(session, from_byte)
     look = LOOK_SECONDS if session.host.is_local else LOOK_SECONDS_ELSEWHERE
     while True:
@@ -76,7 +78,7 @@ async def _watch(session: Session, tail: LogTail, *, from_byte: int, mine: bool)
                 event = await queue.get()
         except TimeoutError:
             await _read_log(session, tail, follower)
-            if beat := await follower.beat():
+            if beat := beats.next():
                 _tell_beat(session, beat)
             continue
         await _read_log(session, tail, follower, drain=True)
