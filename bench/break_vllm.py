@@ -1,9 +1,12 @@
 """Breaks a real vLLM in many real ways and checks what `diagnose` says of each log.
 
-    python bench/break_vllm.py --python ENGINE/bin/python --out FOLDER [--only NAME,NAME] [--lock FILE] [--check]
+    python bench/break_vllm.py --python ENGINE/bin/python --out FOLDER [--only NAME,NAME] [--lock FILE] [--seconds 300] [--check]
+    python bench/break_vllm.py --table
 
 Each case is one real start with tiny models that the script makes itself (with the engine's own torch and tokenizers). The logs stay in
-FOLDER as NAME.log with NAME.json beside it (exit status, seconds); --check reads logs that are there and starts nothing.
+FOLDER as NAME.log with NAME.json beside it (exit status, seconds); --check reads logs that are there and starts nothing. What was found is
+kept by release and case in bench/results/break_vllm.json; --table prints that as it stands in docs/diagnose.md. A start that neither ended
+nor got ready within --seconds is told and not counted.
 """
 
 import argparse
@@ -25,6 +28,8 @@ from pathlib import Path
 from firstlight.diagnose.diagnose import diagnose
 
 PORT = 8431
+RESULTS = Path(__file__).parent / "results" / "break_vllm.json"
+VERSION = "import importlib.metadata as m; print(m.version('vllm').split('+')[0])"
 MODELS = """
 import json, os, sys
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers, decoders
@@ -312,34 +317,86 @@ def end(process: "subprocess.Popen[bytes]") -> None:
     process.wait()
 
 
-def check(cases: list[Case], out: Path) -> int:
-    """Prints one line a case: expected, found, right or wrong; returns how many are wrong."""
-    wrong = 0
+def check(cases: list[Case], out: Path, version: str) -> int:
+    """Prints one line a case: expected, found, right or wrong; keeps them in RESULTS; returns how many are wrong."""
+    rows: dict[str, dict[str, object]] = {}
     for case in cases:
-        log = out / f"{case.name}.log"
-        if not log.exists() or not log.with_suffix(".json").exists():
-            continue
-        status = json.loads((out / f"{case.name}.json").read_text())["exit_status"]
-        found = diagnose(log.read_bytes(), exit_status=status)
-        code = found.cause.code if found.cause else None
-        right = found.outcome == case.outcome and (code in case.codes if case.codes else code is None)
-        wrong += not right
-        print(
-            f"{'right' if right else 'WRONG':6} {case.name:24} {found.outcome:15} {found.phase or '-':16} {code or '-':32} {'|'.join(case.codes)}"  # noqa: E501
-        )
+        if (out / f"{case.name}.log").exists() and (out / f"{case.name}.json").exists():
+            rows[case.name] = judged(case, out)
+            row = rows[case.name]
+            print(
+                f"{row['verdict']:8} {case.name:24} {row['outcome']:15} {row['phase'] or '-':16} {row['found'] or '-':32} {row['expected']}"
+            )
+    keep(version, rows)
+    wrong = sum(row["verdict"] == "WRONG" for row in rows.values())
     print(f"{wrong} wrong")
     return wrong
+
+
+def judged(case: Case, out: Path) -> dict[str, object]:
+    """One case's log against what it should be."""
+    ended = json.loads((out / f"{case.name}.json").read_text())
+    found = diagnose((out / f"{case.name}.log").read_bytes(), exit_status=ended["exit_status"])
+    code = found.cause.code if found.cause else None
+    right = found.outcome == case.outcome and (code in case.codes if case.codes else code is None)
+    verdict = "unended" if ended["exit_status"] is None and case.outcome == "failed" else "right" if right else "WRONG"
+    return {
+        "verdict": verdict,
+        "expected": " or ".join(case.codes) or case.outcome,
+        "outcome": found.outcome,
+        "phase": found.phase,
+        "found": code,
+        "confidence": round(found.cause.confidence, 2) if found.cause else None,
+        "exit_status": ended["exit_status"],
+        "seconds": ended["seconds"],
+    }
+
+
+def keep(version: str, rows: dict[str, dict[str, object]]) -> None:
+    """Adds to the results; several may write at once."""
+    RESULTS.parent.mkdir(exist_ok=True)
+    with RESULTS.open("a+") as f:
+        fcntl.flock(f, fcntl.LOCK_EX)
+        f.seek(0)
+        known = json.loads(f.read() or "{}")
+        known.setdefault(version, {}).update(rows)
+        order = [c.name for c in CASES]
+        sorted_rows = {v: {name: known[v][name] for name in order if name in known[v]} for v in sorted(known)}
+        f.truncate(0)
+        f.write(json.dumps(sorted_rows, indent=1) + "\n")
+
+
+def table() -> str:
+    """The results as a Markdown table, a row a case."""
+    known = json.loads(RESULTS.read_text())
+    lines = ["| way | expected | " + " | ".join(known) + " |", "|---" * (2 + len(known)) + "|"]
+    for case in CASES:
+        rows = [known[v].get(case.name) for v in known]
+        if any(rows):
+            cells = ["" if r is None else f"`{r['found'] or r['outcome']}`" + mark(r) for r in rows]
+            lines.append(f"| {case.name} | {' or '.join(f'`{c}`' for c in case.codes) or case.outcome} | {' | '.join(cells)} |")
+    counts = [[r["verdict"] for r in known[v].values()] for v in known]
+    totals = [f"{c.count('right')} of {len(c) - c.count('unended')} right" for c in counts]
+    return "\n".join([*lines, f"| | | {' | '.join(totals)} |"])
+
+
+def mark(row: dict[str, object]) -> str:
+    return {"right": "", "WRONG": " **wrong**", "unended": " (did not end)"}[str(row["verdict"])]
 
 
 def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("--python", default=sys.executable)
-    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--out", type=Path)
     parser.add_argument("--only", default="")
     parser.add_argument("--lock", type=Path)
     parser.add_argument("--seconds", type=float, default=120)
     parser.add_argument("--check", action="store_true")
+    parser.add_argument("--table", action="store_true")
     options = parser.parse_args()
+    if options.table or options.out is None:
+        print(table())
+        return 0
     chosen = [c for c in CASES if not options.only or c.name in options.only.split(",")]
     options.out.mkdir(parents=True, exist_ok=True)
     for case in [] if options.check else chosen:
@@ -349,7 +406,8 @@ def main() -> int:
                 fcntl.flock(lock, fcntl.LOCK_EX)
             run(case, options.python, options.out, options.seconds)
         print(case.name, (options.out / f"{case.name}.json").read_text(), flush=True)
-    return 1 if check(chosen, options.out) else 0
+    version = subprocess.run([options.python, "-c", VERSION], check=True, capture_output=True, text=True).stdout.strip()
+    return 1 if check(chosen, options.out, version) else 0
 
 
 if __name__ == "__main__":
