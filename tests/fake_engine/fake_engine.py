@@ -62,6 +62,7 @@ class FakeEngine:
             signal.signal(signal.SIGTERM, lambda number, frame: self._leave(delay, int(self.script.get("sigterm_exit", 0))))
 
     def _leave(self, delay: float, code: int) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a second one would wait for the first one's lock on the child
         self.say("Shutting down")
         time.sleep(delay)
         if not self.script.get("abandon_children"):
