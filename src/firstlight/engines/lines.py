@@ -3,6 +3,7 @@
 import calendar
 import re
 from functools import lru_cache
+from typing import Any
 
 import msgspec
 from msgspec import Struct, structs
@@ -118,20 +119,37 @@ _TORCH = re.compile(r"\[(?P<level>[DIWEF])\d{4} (?P<stamp>\d\d:\d\d:\d\d)(?:\.\d
 _SGLANG = re.compile(r"\[(?P<stamp>\d{4}-\d\d-\d\d \d\d:\d\d:\d\d(?:\.\d+)?)(?P<ranks>(?: (?:DP|TP|PP|EP|ATTN_\w+?)\d+)*)\] ")
 _RANK = re.compile(r"\[(?:rank|default)(?P<rank>\d+)\]:\s?")
 _SHELL = re.compile(r"\[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\] \[[^\]\s]+\]: ")
-_TRANSPORT = (
+_UNIT = r"[\w.-]+ [\w.@/:-]+(?:\[\d+\])?: "  # host and process of syslog and journald
+_BEFORE_ENGINE = r"(?=\((?:APIServer|EngineCore|Worker|Vllm|Ray)|[A-Z]{4,8}:? )"
+_IN_BRACKETS = (
     re.compile(r"\[(?:pod|container)/[^\]\s]+\] "),
-    re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d+)?(?:Z|[+-]\d\d:?\d\d) (?:std(?:out|err) [FP] )?(?:[\w.-]+ [\w.@-]+\[\d+\]: )?"),
-    re.compile(r"(?:Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec) [ \d]\d \d\d:\d\d:\d\d(?:\.\d+)? [\w.-]+ [\w.@/-]+(?:\[\d+\])?: "),
-    re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} DEBG '[^']+' std(?:out|err) output:\s?"),
-    re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d(?:[.,]\d+)? (?:\| ?|(?=\((?:APIServer|EngineCore|Worker|Vllm|Ray)|[A-Z]{4,8} \d\d-\d\d ))"),
+    re.compile(rf"\[ *\d+\.\d{{6}}\] {_UNIT}"),
     re.compile(r"\[\d+,\d+\]<std(?:out|err)>:\s?"),
     re.compile(r"\[[\w.-]{1,40} std(?:out|err)\] "),
     re.compile(r"\[\d{2,6}\] (?=\d+\.\d\d\.\d\d\d\.\d\d\d [DIWE] )"),
-    re.compile(r"\d{1,4}: "),
-    re.compile(r"[A-Za-z0-9][\w.-]* +\| (?! {4,}\|)"),
-    re.compile(r"\(autoscaler \+[\dhms]+(?:, ip=[\w.:]+)?\) "),
+    re.compile(r"\[\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d)?\] "),
+    re.compile(rf"\[\d\d:\d\d:\d\d(?:[.,]\d+)?\] {_BEFORE_ENGINE}"),
 )
-_STARTS = frozenset("[(0123456789JFMASOND")
+_SERVICE = re.compile(r"(?:\d+\|)?[A-Za-z0-9][\w.-]*(?:@[\w.-]+)? +\| (?! {4,}\|)")
+_IN_DIGITS = (
+    re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d+)?(?:Z|[+-]\d\d:?\d\d) (?:std(?:out|err) [FP] )?(?:[\w.-]+ [\w.@-]+\[\d+\]: )?"),
+    re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} DEBG '[^']+' std(?:out|err) output:\s?"),
+    re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d(?:[.,]\d+)? (?:\| ?|(?=\((?:APIServer|EngineCore|Worker|Vllm|Ray)|[A-Z]{4,8} \d\d-\d\d ))"),
+    re.compile(r"\d{1,4}: "),
+    re.compile(rf"\d{{10}}\.\d{{6}} {_UNIT}"),
+    re.compile(r"\d{4}-\d\d-\d\d_\d\d:\d\d:\d\d\.\d{5} "),
+    re.compile(rf"\d\d:\d\d:\d\d(?:[.,]\d+)? {_BEFORE_ENGINE}"),
+    _SERVICE,
+)
+_MONTHS = "Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec"
+_IN_LETTERS = (
+    re.compile(rf"(?:{_MONTHS}) [ \d]\d \d\d:\d\d:\d\d(?:\.\d+)? (?:{_UNIT}|{_BEFORE_ENGINE})"),
+    re.compile(rf"(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun) \d{{4}}-\d\d-\d\d \d\d:\d\d:\d\d(?:\.\d+)? [A-Z+-][\w+-]* {_UNIT}"),
+    _SERVICE,
+)
+_IN_PARENTHESES = (re.compile(r"\((?:autoscaler \+[\dhms]+|raylet|gcs_server)(?:, ip=[\w.:]+)?\) "),)
+_IN_AT = (re.compile(r"@[0-9a-f]{24} "),)
+_STARTS = frozenset("[(@")
 _GLUED = re.compile(
     rf"(?<=.)(?=(?:\((?:APIServer|EngineCore|Worker|VllmWorker)[^()]{{0,40}} pid=\d+\) )?{_LEVELS} "
     r"\d\d-\d\d \d\d:\d\d:\d\d \[?[\w./-]+\.py)"
@@ -209,11 +227,22 @@ def _peel(raw: str) -> tuple[int, str | None, int | None, str | None]:
         elif raw[at] == "[" and (m := _RANK.match(raw, at)):
             name = name or f"rank{m['rank']}"
         else:
-            m = next((m for p in _TRANSPORT if (m := p.match(raw, at))), None)
+            m = next((m for p in _transports(raw[at]) if (m := p.match(raw, at))), None)
         if m is None:
             break
         at = m.end()
     return at, name, pid, stamp
+
+
+def _transports(first: str) -> tuple["re.Pattern[str]", ...]:
+    """The transports' prefixes that can begin with a character."""
+    if first == "[":
+        return _IN_BRACKETS
+    if first == "(":
+        return _IN_PARENTHESES
+    if first == "@":
+        return _IN_AT
+    return _IN_DIGITS if first.isdigit() else _IN_LETTERS
 
 
 def _process(m: "re.Match[str]") -> str:
@@ -265,6 +294,8 @@ def _unwrapped(raw: str) -> str:
         return raw
     if isinstance(log := record.get("log"), str):
         return log.rstrip("\r\n")
+    if (entry := _journal_entry(record)) is not None:
+        return entry
     message = record.get("message") or record.get("msg")
     if not isinstance(message, str):
         return raw
@@ -274,6 +305,14 @@ def _unwrapped(raw: str) -> str:
     source = f"{record.get('filename', 'log.py')}:{record.get('lineno', 0)}"
     prefix = f"({name} pid={pid}) " if isinstance(pid, int) else ""
     return f"{prefix}{str(level).upper()} [{source}] {message}"
+
+
+def _journal_entry(record: dict[str, Any]) -> str | None:
+    """The line in `journalctl -o json`: text, or bytes as numbers where it holds colours."""
+    entry = record.get("MESSAGE")
+    if isinstance(entry, list) and all(isinstance(b, int) and 0 <= b < 256 for b in entry):
+        entry = _ANSI.sub("", bytes(entry).decode("utf-8", "replace"))
+    return entry if isinstance(entry, str) else None
 
 
 _CALENDAR = re.compile(r"(?:(\d{4})-)?(\d\d)-(\d\d)[ T](\d\d):(\d\d):(\d\d)(?:[.,](\d+))?")

@@ -59,6 +59,41 @@ def test_prefixes(raw: str, worker: str | None, level: str | None) -> None:
     assert (line.text, line.worker, line.level) == (TEXT, worker, level)
 
 
+TRANSPORTS = [
+    "2026-10-12 08:00:05,123 DEBG 'vllm:vllm_00' stderr output: ",
+    "[pod/v-0/vllm] 2026-10-12T08:00:05.123456789Z ",
+    "vllm-1  | 2026-10-12T08:00:05.123456789Z ",
+    "\x1b[36mvllm-1  | \x1b[0m",
+    "stack_vllm.1.abcd1234@node7    | ",
+    "0|vllm     | ",
+    "1791792005.123456 gpu7 vllm[99]: ",
+    "Mon 2026-10-12 08:00:05 UTC gpu7 vllm[99]: ",
+    "Mon 2026-10-12 08:00:05.123456 CEST gpu7 vllm.service[99]: ",
+    "2026-10-12T08:00:05.123456+0000 gpu7 vllm[99]: ",
+    "[ 1234.567890] gpu7 vllm[99]: ",
+    "Oct 12 08:00:05 ",
+    "2026-10-12_08:00:05.12345 ",
+    "@400000006523a1b52c3d4e5f ",
+    "(raylet, ip=10.0.0.1) ",
+    "[2026-10-12T08:00:05Z] ",
+    "[08:00:05] ",
+    "08:00:05.123 ",
+]
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_transports_before_lines_with_and_without_a_process(transport: str) -> None:
+    for prefix, worker in (("(Worker_TP0 pid=3) INFO 10-12 08:00:05 [a.py:1] ", "Worker_TP0"), ("INFO:     ", None)):
+        (line,) = parse(1, f"{transport}{prefix}{TEXT}")
+        assert (line.text, line.worker, line.level) == (TEXT, worker, "INFO")
+
+
+@pytest.mark.parametrize("entry", [f'"INFO:     {TEXT}"', str(list(f"\x1b[1;36mINFO:\x1b[0m     {TEXT}".encode()))])
+def test_journald_as_json(entry: str) -> None:
+    (line,) = parse(1, f'{{"_PID":"99","PRIORITY":"6","MESSAGE":{entry}}}')
+    assert (line.text, line.level) == (TEXT, "INFO")
+
+
 def test_two_lines_without_a_line_end_between_them() -> None:
     raw = f"(Worker_TP0 pid=3) INFO 10-12 08:00:05 [a.py:1] {TEXT}(Worker_TP1 pid=4) ERROR 10-12 08:00:05 [b.py:2] KeyError: 'x'"
     found = [(line.worker, line.text) for line in parse(4, raw)]
