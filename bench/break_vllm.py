@@ -53,7 +53,7 @@ model.save_pretrained(out, max_shard_size="400KB"); fast.save_pretrained(out)
 class Case:
     """One way to break a start. model: changes a copy of the model folder. during: acts on the running process (pid, log) until True.
 
-    codes: what `diagnose` may say. outcome: the expected outcome.
+    codes: what `diagnose` may say. env: `{model}` stands for the copy's folder. outcome: the expected outcome.
     """
 
     name: str
@@ -133,6 +133,23 @@ def send(process: str, mark: str, number: signal.Signals) -> Callable[[int, str]
     return act
 
 
+def with_json_logging(change: Callable[[Path], None] | None) -> Callable[[Path], None]:
+    """Puts a logging configuration beside the model (VLLM_LOGGING_CONFIG_PATH names it): every record one line of JSON."""
+
+    def act(folder: Path) -> None:
+        handler = {"class": "logging.StreamHandler", "formatter": "json", "stream": "ext://sys.stdout"}
+        form = {"class": "pythonjsonlogger.jsonlogger.JsonFormatter", "format": JSON_FORMAT}
+        loggers = {"vllm": {"handlers": ["json"], "level": "INFO", "propagate": False}}
+        config = {"version": 1, "formatters": {"json": form}, "handlers": {"json": handler}, "loggers": loggers}
+        (folder / "logging.json").write_text(json.dumps(config))
+        if change:
+            change(folder)
+
+    return act
+
+
+JSON_FORMAT = "%(asctime)s %(levelname)s %(name)s %(processName)s %(process)d %(message)s"
+JSON_LOGGING = {"VLLM_LOGGING_CONFIG_PATH": "{model}/logging.json"}
 KILLED = ("process-killed", "process-vanished", "host-ram-oom")
 
 CASES = [
@@ -238,6 +255,9 @@ CASES = [
         during=send("Worker", "Application startup complete", signal.SIGKILL),
         outcome="serving-failed",
     ),
+    Case("json-log", ("checkpoint-shard-corrupt",), env=JSON_LOGGING, model=with_json_logging(cut)),
+    Case("json-log-healthy", (), env=JSON_LOGGING, model=with_json_logging(None), outcome="ready"),
+    Case("compiled", (), outcome="ready", eager=False),
     Case("healthy", (), outcome="ready"),
 ]
 
@@ -264,7 +284,7 @@ def run(case: Case, engine: str, out: Path, seconds: float) -> None:
             held.listen()
         log = stack.enter_context((out / f"{case.name}.log").open("wb"))
         process = subprocess.Popen(
-            command(case, engine, model), stdout=log, stderr=subprocess.STDOUT, env=environment(case), start_new_session=True
+            command(case, engine, model), stdout=log, stderr=subprocess.STDOUT, env=environment(case, model), start_new_session=True
         )
         stack.callback(end, process)
         acted, ready_at = case.during is None, None
@@ -290,7 +310,7 @@ def command(case: Case, engine: str, model: Path) -> list[str]:
     return [*case.prefix, *serve, *length, *case.args]
 
 
-def environment(case: Case) -> dict[str, str]:
+def environment(case: Case, model: Path) -> dict[str, str]:
     own = {
         "VLLM_TARGET_DEVICE": "cpu",
         "HF_HUB_OFFLINE": "1",
@@ -298,7 +318,7 @@ def environment(case: Case) -> dict[str, str]:
         "VLLM_CPU_KVCACHE_SPACE": "1",
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     }
-    return {**os.environ, **own, **case.env}
+    return {**os.environ, **own, **{name: value.format(model=model) for name, value in case.env.items()}}
 
 
 def healthy() -> bool:

@@ -185,8 +185,8 @@ def parse(number: int, raw: str) -> list[Line]:
         raw = raw[2:]
     if "pid=" in raw[:48] and _CUT.match(raw):
         raw = f"({raw}"
-    if raw.startswith("{"):
-        raw = _unwrapped(raw)
+    if raw.startswith("{") and (lines := _unwrapped(raw)):
+        return [line for text in lines for line in parse(number, text)]
     if raw[:1] == " " and (m := _INDENTED.match(raw)):
         raw = raw[m.end() :]
     return _apart(number, raw) if _SECOND.search(raw, 8) else [_one(number, raw)]
@@ -284,27 +284,39 @@ def _text(raw: str, at: int) -> str:
     return _REPEATED.sub("", text) if text.endswith("]") else text
 
 
-def _unwrapped(raw: str) -> str:
-    """A line wrapped as JSON by a container runtime or by a JSON logging configuration, as the engine would have printed it."""
+def _unwrapped(raw: str) -> list[str]:
+    """A line wrapped as JSON by a container runtime, by journald or by a JSON logging configuration, as the engine would have printed it.
+
+    A message of several lines and its traceback are as many lines. Empty for what is no such line.
+    """
     try:
         record = msgspec.json.decode(raw)
     except (msgspec.DecodeError, RecursionError):
-        return raw
+        return []
     if not isinstance(record, dict):
-        return raw
+        return []
     if isinstance(log := record.get("log"), str):
-        return log.rstrip("\r\n")
+        return log.rstrip("\r\n").split("\n")
     if (entry := _journal_entry(record)) is not None:
-        return entry
+        return entry.split("\n")
     message = record.get("message") or record.get("msg")
     if not isinstance(message, str):
-        return raw
+        return []
+    trace = record.get("exc_info") or record.get("stack_info")
+    header, text = _header_of(record), f"{message}\n{trace}" if isinstance(trace, str) else message
+    return [f"{header} {line}" for line in text.split("\n")]
+
+
+def _header_of(record: dict[str, Any]) -> str:
+    """`(EngineCore pid=7) INFO 2026-10-12 08:00:05,123 [core.py:9]` of a JSON record."""
     name = record.get("vllm_process_name") or record.get("processName") or "pid"
-    pid = record.get("process")
-    level = record.get("levelname") or record.get("level") or "INFO"
-    source = f"{record.get('filename', 'log.py')}:{record.get('lineno', 0)}"
+    name = "APIServer" if name == "MainProcess" else name
+    pid, logger = record.get("process"), str(record.get("name") or "log").rsplit(".", 1)[-1]
+    level, time = record.get("levelname") or record.get("level") or "INFO", record.get("asctime")
+    source = f"{record.get('filename', f'{logger}.py')}:{record.get('lineno', 0)}"
     prefix = f"({name} pid={pid}) " if isinstance(pid, int) else ""
-    return f"{prefix}{str(level).upper()} [{source}] {message}"
+    stamp = f" {time}" if isinstance(time, str) and _CALENDAR.fullmatch(time) else ""
+    return f"{prefix}{str(level).upper()}{stamp} [{source}]"
 
 
 def _journal_entry(record: dict[str, Any]) -> str | None:

@@ -1,5 +1,6 @@
 """Prefixes of transports and processes, peeled from real shapes of lines."""
 
+import msgspec
 import pytest
 
 from firstlight.engines.lines import Line, Splitter, parse, seconds_of
@@ -122,3 +123,29 @@ def test_stamps(stamp: str, seconds: float | None) -> None:
 
 def test_a_line_is_immutable() -> None:
     assert Line(1, "x") == Line(1, "x")
+
+
+def test_a_json_record_with_its_traceback_is_as_many_lines() -> None:
+    """What vLLM's JSON formatter prints for `logger.exception`, wrapped once more by a container runtime or not."""
+    record = (
+        '{"asctime":"2026-10-12 08:00:05,123","levelname":"ERROR","name":"vllm.v1.engine.core","processName":"MainProcess","process":3,'
+        '"message":"EngineCore failed to start.\\nsecond",'
+        '"exc_info":"Traceback (most recent call last):\\n  File \\"a.py\\", line 1, in f\\nValueError: x"}'
+    )
+    lines = parse(7, record)
+    assert [line.text for line in lines] == [
+        "EngineCore failed to start.",
+        "second",
+        "Traceback (most recent call last):",
+        '  File "a.py", line 1, in f',
+        "ValueError: x",
+    ]
+    assert {(line.number, line.worker, line.pid, line.level, line.source) for line in lines} == {(7, "APIServer", 3, "ERROR", "core.py:0")}
+    assert lines[0].stamp == "2026-10-12 08:00:05,123"
+    assert parse(7, msgspec.json.encode({"log": record + "\n", "stream": "stderr"}).decode()) == lines
+
+
+@pytest.mark.parametrize("raw", ['{"a": 1}', "{mode: 3", '{"message": 5}', "[1]", '{"log": null}', "{" * 5000])
+def test_other_json_is_plain_text(raw: str) -> None:
+    (line,) = parse(1, raw)
+    assert line.text == raw
