@@ -44,7 +44,8 @@ class Rule(Struct, frozen=True, kw_only=True):
 
     role: cause; consequence (of a cause elsewhere); wrapper (hides a cause); symptom (of a wait); benign; exit (by exit status).
     match: any of; unless: none of, in the same message;
-    frames: any of, unless_frames: none of, in its traceback; with_log: all of, and unless_log: none of,
+    frames: any of, unless_frames: none of, in its traceback; places: any of, in `path:function` of the innermost frame that is no tool
+    (or of the file that is known to print this message); with_log: all of, and unless_log: none of,
     anywhere in the log; when: a condition on the facts, as `= within(a, b, 0.05)`. phases: where it happens; only_phases: it counts
     nowhere else. info: lines below ERROR count as well.
     fatal: the condition ends the start or the server. yields: often only where another process's failure shows, so that a cause which
@@ -64,6 +65,7 @@ class Rule(Struct, frozen=True, kw_only=True):
     unless: tuple[Pattern, ...] = ()
     frames: tuple[Pattern, ...] = ()
     unless_frames: tuple[Pattern, ...] = ()
+    places: tuple[Pattern, ...] = ()
     with_log: tuple[Pattern, ...] = ()
     unless_log: tuple[Pattern, ...] = ()
     when: str | None = None
@@ -78,7 +80,7 @@ class Rule(Struct, frozen=True, kw_only=True):
     sources: tuple[str, ...] = ()
 
 
-_PATTERNS = ("match", "unless", "frames", "unless_frames", "with_log", "unless_log")
+_PATTERNS = ("match", "unless", "frames", "unless_frames", "places", "with_log", "unless_log")
 _KEYS = {*Rule.__struct_fields__, "remedy"} - {"remedies"}
 
 

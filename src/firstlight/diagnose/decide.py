@@ -9,6 +9,7 @@ from firstlight.diagnose.units import Unit, level_of
 
 _ROLE_ORDER = {"cause": 0, "consequence": 1, "symptom": 2, "wrapper": 3}
 _LOUD = frozenset({None, "ERROR", "CRITICAL"})
+GENERAL = -10  # rules of this priority and below know a place, not a message
 
 
 class Judged(Struct, frozen=True, kw_only=True):
@@ -53,7 +54,7 @@ def _best(seen: Seen, reader: LogReader) -> Match | None:
 
 
 def _narrowness(rule: Rule) -> int:
-    return sum(map(bool, (rule.frames, rule.with_log, rule.unless, rule.unless_log, rule.only_phases, rule.versions)))
+    return sum(map(bool, (rule.frames, rule.places, rule.with_log, rule.unless, rule.unless_log, rule.only_phases, rule.versions)))
 
 
 def _handled(seen: Seen, reader: LogReader) -> bool:
@@ -88,7 +89,7 @@ def _before_stop(j: Judged, reader: LogReader) -> bool:
 def _deadly(j: Judged, reader: LogReader) -> bool:
     """Whether this unit can end a start (or, once ready, a server)."""
     unit = j.seen.unit
-    if j.rule is not None and j.role != "symptom":
+    if j.rule is not None and j.role != "symptom" and not _general(j):
         loud = unit.logged in _LOUD or j.rule.info
         return (
             j.rule.fatal and loud and (reader.ready_line is None or level_of(unit.worker) < 2 or bool(reader.died) or j.role == "wrapper")
@@ -96,6 +97,11 @@ def _deadly(j: Judged, reader: LogReader) -> bool:
     if unit.kind != "exception" or unit.logged not in _LOUD or (_in_thread(unit) and not reader.died):
         return False
     return reader.ready_line is None or (level_of(unit.worker) < 2 and bool(_deaths_after(reader, reader.ready_line)))
+
+
+def _general(j: Judged) -> bool:
+    """Whether only the place or kind of an exception is known: it counts as one that no rule knows."""
+    return j.rule is not None and j.rule.priority <= GENERAL and j.seen.unit.kind == "exception"
 
 
 def _in_thread(unit: Unit) -> bool:
@@ -138,12 +144,22 @@ def _first(deadly: list[Judged]) -> Judged | None:
         return None
     start = min(roots, key=lambda j: j.line)
     chain = [j for j in roots if j is start or (start.seen.unit.chain and j.seen.unit.chain == start.seen.unit.chain)]
-    known = [j for j in chain if j.role == "cause"]
+    known = [j for j in chain if _known(j)]
     if known:
         best = max(known, key=lambda j: (j.rule.priority if j.rule else 0, -j.seen.unit.order))
         return _deeper(best, roots) if best.rule and best.rule.yields else best
-    lower = [j for j in roots if j.role == "cause" and level_of(j.seen.unit.worker) < level_of(start.seen.unit.worker)]
-    return lower[0] if lower else start
+    lower = [j for j in roots if level_of(j.seen.unit.worker) < level_of(start.seen.unit.worker)]
+    return next((j for j in lower if _known(j)), None) or _placed(lower) or _placed(chain) or start
+
+
+def _known(j: Judged) -> bool:
+    return j.role == "cause" and not _general(j)
+
+
+def _placed(judged: list[Judged]) -> Judged | None:
+    """Of those of which only the place is known, the one whose place says most; of equal ones the first raised."""
+    placed = [j for j in judged if j.rule is not None]
+    return max(placed, key=lambda j: (j.rule.priority if j.rule else 0, -j.seen.unit.order, -j.line), default=None)
 
 
 def _deeper(best: Judged, roots: list[Judged]) -> Judged:

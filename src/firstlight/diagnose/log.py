@@ -8,7 +8,9 @@ from msgspec import Struct, structs
 
 from firstlight.catalog.milestones import RANK, Field, Milestones, load_milestones, typed
 from firstlight.catalog.rules import Gate, Rule, builtin_rules, version_within
+from firstlight.catalog.texts import place_of_text
 from firstlight.core.diagnosis import Benign
+from firstlight.diagnose.place import place_of_frames
 from firstlight.diagnose.remedies import value_of
 from firstlight.diagnose.units import Collector, Unit, essence, level_of, template
 from firstlight.engines.lines import Line, Splitter, parse
@@ -17,6 +19,7 @@ ENGINES = ("vllm", "llamacpp", "sglang")
 UNITS_KEPT = 400
 WORKERS_KEPT = 4096
 LINES_KEPT = 20
+LOOKUPS = 40
 ENDED = frozenset({"failed", "stopping", "stopped"})
 _QUIET = frozenset({"INFO", "DEBUG", "WARNING"})
 _LOUD = frozenset({"ERROR", "CRITICAL"})
@@ -38,6 +41,7 @@ _CODE = re.compile(r'\s*(?:File "|raise\b|return\b|self\.|[\^~]+\s*$|[\w.]+ = |[
 _ACCESS = " HTTP/1."
 _CHATTER = ("loggers.py:", "logger.py:", "metrics.py:", "async_llm.py:")  # what a server says of every request and every ten seconds
 _ANSWERED = re.compile(r'"(?:GET|POST) /\S* HTTP/1\.\d" \d{3}')
+_V0_LOOP = re.compile(r'vllm/engine/multiprocessing/engine\.py", line \d+, in (?:run_engine_loop|start|run_mp_engine)\b')
 _FRAME = re.compile(r'Traceback|\s*(?:File "|\^|~)|\s{4,}\S')
 
 
@@ -83,6 +87,7 @@ class LogReader:
         self.waits: list[int] = []
         self.starts = 0
         self.lines = 0
+        self.lookups = 0
         self.frame_line: int | None = None
         self.frame_texts: list[str] = []
         self.last_lines: list[tuple[int, str, str | None]] = []
@@ -258,12 +263,28 @@ class LogReader:
                 unit.frames = []
                 known.others.append(unit)
             return
+        self._find_place(unit)
+        self._note_loop_end(unit)
         matches = self._matches(unit)
         if not matches and unit.kind == "line" and unit.logged not in _LOUD and not _NATIVE.match(unit.text):
             return
         if len(self.seen) < UNITS_KEPT or (matches and len(self.seen) < 2 * UNITS_KEPT):
             self._index[key] = seen = Seen(unit=unit, matches=matches, others=[])
             self.seen.append(seen)
+
+    def _find_place(self, unit: Unit) -> None:
+        """Where the exception was raised: by its frames, else by its message, which is looked up in the engine's texts a few times only."""
+        if unit.kind != "exception":
+            return
+        unit.place = place_of_frames(unit.frames)
+        if unit.place is None and self.lookups < LOOKUPS and self.engine in (None, "vllm"):
+            self.lookups += 1
+            unit.place = place_of_text("vllm", unit.text)
+
+    def _note_loop_end(self, unit: Unit) -> None:
+        """V0's engine process says no more than the traceback of its loop when it dies."""
+        if unit.logged in _LOUD and any(_V0_LOOP.search(frame) for frame in unit.frames):
+            self.died.append(Death(line=unit.line, worker=unit.worker, fields={}, text=unit.head[:300]))
 
     def _matches(self, unit: Unit) -> list[Match]:
         """What the rules say of a unit, and of the error that it only carries on; a wrapper that quotes one is read for it."""
@@ -311,6 +332,8 @@ def matched(rule: Rule, unit: Unit) -> dict[str, Any] | None:
         return None
     hit = next((m for p in rule.match if (m := p.search(unit.text))), None)
     if hit is None or any(p.search(unit.text) for p in rule.unless):
+        return None
+    if rule.places and not any(p.search(unit.place or "") for p in rule.places):
         return None
     if rule.frames or rule.unless_frames:
         frames = "\n".join(unit.frames)

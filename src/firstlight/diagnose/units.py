@@ -43,7 +43,7 @@ class Unit(Struct, kw_only=True):
     kind: `exception` or `line`. text: `Type: message` with the message's further lines. frames: the traceback's lines, oldest first.
     chain: units of one `raise from` or `during handling` chain share it; order: place in the chain, 0 is the first raised.
     logged: its level where it came through the logger (an INFO or WARNING traceback was handled by the engine).
-    carried: its message went on in lines without the process's prefix.
+    carried: its message went on in lines without the process's prefix. place: `path:function` that raised it, where that is known.
     """
 
     kind: str
@@ -59,6 +59,7 @@ class Unit(Struct, kw_only=True):
     phase: str | None = None
     last_line: int = 0
     carried: bool = False
+    place: str | None = None
 
     @property
     def head(self) -> str:
@@ -253,7 +254,7 @@ class Collector:
 
 _PROCESS_MARKS = (
     ("Worker", ("multiproc_executor.py", "worker_main", "RayWorkerWrapper", "WorkerProc(", "gpu_worker.py", "scheduler.py")),
-    ("EngineCore", ("run_engine_core", "EngineCoreProc")),
+    ("EngineCore", ("run_engine_core", "EngineCoreProc", "run_engine_loop", "run_mp_engine", "in engine_step", "_log_task_completion")),
     ("APIServer", ("run_server", "api_server.py", "cli/serve.py", "launch_core_engines")),
 )
 

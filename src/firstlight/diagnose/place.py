@@ -1,0 +1,35 @@
+"""Where in the engine's code an exception was raised: by its frames, or by its message alone where a paste has no frames."""
+
+import re
+from collections.abc import Sequence
+
+_FRAME = re.compile(r'File "(?P<path>[^"]+)", line \d+(?:, in (?P<function>\S+))?')
+_SITE = re.compile(r".*/(?:site|dist)-packages/(?P<path>.+)")
+_ENGINE = re.compile(r".*/(?P<path>(?:vllm|sglang|transformers_modules|vllm_[a-z]\w*)/.+)")
+_TOOLS = re.compile(
+    r"/python3?[\d.]*/(?!(?:site|dist)-packages/)|<frozen|<string>|/uv/python/"
+    r"|-packages/(?:torch/(?:nn/|_ops\.py|utils/|_tensor|functional\.py|autograd/|storage\.py|cuda/|_C|__init__|_jit_internal)"
+    r"|pydantic|msgspec|typing_extensions|importlib|cloudpickle|uvloop|concurrent|setuptools|pluggy)"
+    r"|/vllm/(?:tracing|utils/(?:func_utils|import_utils|torch_utils|async_utils)|model_executor/custom_op|_custom_ops)\b"
+)
+_CARRIERS = re.compile(
+    r"vllm/(?:v1/)?(?:engine/(?:core|core_client|utils|async_llm|llm_engine|async_llm_engine|multiprocessing/\w+)"
+    r"|executor/(?:abstract|multiproc_executor|uniproc_executor|executor_base|gpu_executor|mp_distributed_executor|multiproc_worker_utils)"
+    r"|worker/(?:worker_base|gpu_worker|worker|cpu_worker)|entrypoints/(?:cli/\w+|openai/api_server|llm|launcher|openai/rpc/server))\.py"
+)
+
+
+def place_of_frames(frames: Sequence[str]) -> str | None:
+    """`vllm/lora/utils.py:get_lora` of the innermost frame whose code is nobody's mere tool (Python, torch.nn, pydantic); None without one.
+
+    Where that frame only hands calls on (the engine's and executor's loops), what it called is missing from the paste: None as well.
+    """
+    for frame in reversed(frames):
+        m = _FRAME.search(frame)
+        if m is None or _TOOLS.search(m["path"]):
+            continue
+        if _CARRIERS.search(m["path"]):
+            return None
+        inner = _SITE.match(m["path"]) or _ENGINE.match(m["path"])
+        return f"{inner['path'] if inner else m['path']}:{m['function'] or ''}"
+    return None
