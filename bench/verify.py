@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path[0] = str(ROOT / "tests")  # not this folder: its inspect.py would shadow the standard library's
+sys.path.insert(0, str(ROOT / "tests"))
 
 import argparse
 import asyncio
@@ -52,6 +52,8 @@ HEALTHY: dict[str, dict[str, tuple[str, str, int]]] = {
         "experts-q8_0": ("source", "experts-q8_0", 4),
         "qwen2.5-coder-0.5b 4-bit, batch 16": ("second", "", 16),
         "qwen2.5-coder-0.5b 4-bit, batch 1": ("second", "", 1),
+        "qwen2.5-coder-0.5b f16, batch 16": ("second", "f16", 16),
+        "qwen2.5-coder-0.5b f16, batch 1": ("second", "f16", 1),
         "gemma-3-270m base 4-bit": ("base", "", 4),
     },
     "vllm": {
@@ -61,6 +63,9 @@ HEALTHY: dict[str, dict[str, tuple[str, str, int]]] = {
         "int4, batch 1": ("source", "int4", 1),
         "experts bf16": ("source", "experts", 16),
         "qwen2.5-coder-0.5b bf16, batch 16": ("second", "healthy", 16),
+        "qwen2.5-coder-0.5b bf16, batch 1": ("second", "healthy", 1),
+        "qwen2.5-coder-0.5b int4, batch 16": ("second", "int4", 16),
+        "qwen2.5-coder-0.5b int4, batch 1": ("second", "int4", 1),
     },
 }
 TRUSTED = {"llamacpp": ("q8_0", "experts-q8_0"), "vllm": ("bf16, batch 16", "experts bf16")}

@@ -7,13 +7,17 @@ from firstlight.verify.session import Claims
 
 
 def claims_for(checkpoint: Checkpoint | None, args: Sequence[str]) -> Claims:
-    """Claims of a run: a parser flag claims tools or reasoning, an image modality vision, a missing chat template a base model."""
+    """Claims of a run: a parser flag claims tools or reasoning, an image modality vision, a missing chat template a base model.
+
+    llama.cpp parses tool calls and reasoning without a parser's name: `--reasoning-format` claims reasoning, a template with tools tools.
+    """
     tool_parser, reasoning_parser = _value(args, "--tool-call-parser"), _value(args, "--reasoning-parser")
     return Claims(
         kind=_kind(checkpoint, args),
         tools=tool_parser is not None or "--enable-auto-tool-choice" in args,
         tool_parser=tool_parser,
-        reasoning=reasoning_parser is not None,
+        template_tools=checkpoint is not None and checkpoint.chat_template is not None and bool(checkpoint.chat_template.tools),
+        reasoning=reasoning_parser is not None or _value(args, "--reasoning-format") in ("auto", "deepseek", "deepseek-legacy"),
         reasoning_parser=reasoning_parser,
         vision=_sees(checkpoint, args),
     )

@@ -18,8 +18,9 @@ STALL_SECONDS = 20.0
 LARGEST_BYTES = 32 << 20  # of one answer: no chat answer, list of models or batch of embeddings comes near
 LARGEST_LINE = 4 << 20
 MORE_CHUNKS = 8  # a stream of more chunks than so many a token asked for will not end: a token has a few bytes at least
-FRESH = {"Connection": "close"}
 FAILED = (httpx2.HTTPError, httpx2.InvalidURL)
+CLOSED = (httpx2.RemoteProtocolError, httpx2.ReadError, httpx2.WriteError)
+LOOK_SECONDS = 10.0
 
 
 class Varied(Struct, frozen=True, kw_only=True):
@@ -53,14 +54,18 @@ class Api:
         self.stall_seconds = STALL_SECONDS if stall_seconds is None else stall_seconds
         self.request_seconds = request_seconds
         self.varied = varied
+        # Two clients: a kept connection may be closed by the server at any time; what cannot be asked twice never uses one.
         # No compression: it would hide the chunk borders, and a small answer could unpack to a huge one.
         headers = {"Accept-Encoding": "identity", **({"Authorization": f"Bearer {api_key}"} if api_key else {})}
-        limits = httpx2.Limits(max_connections=None, max_keepalive_connections=32)
         timeout = httpx2.Timeout(request_seconds, connect=10.0)
-        self._http = httpx2.AsyncClient(headers=headers, limits=limits, timeout=timeout, trust_env=False)
+        self._kept, self._fresh = (
+            httpx2.AsyncClient(headers=headers, limits=httpx2.Limits(max_keepalive_connections=n), timeout=timeout, trust_env=False)
+            for n in (32, 0)
+        )
 
     async def close(self) -> None:
-        await self._http.aclose()
+        await self._kept.aclose()
+        await self._fresh.aclose()
 
     @property
     def root(self) -> str:
@@ -70,6 +75,15 @@ class Api:
     async def get(self, path: str, *, root: bool = False) -> tuple[int, Any]:
         """Status and body of a GET: JSON where it is JSON, else text."""
         return await self._plain("GET", (self.root if root else self.base_url) + path, None)
+
+    async def lives(self) -> bool:
+        """Whether the server still answers at all: asked after a connection that ended without an answer."""
+        try:
+            async with asyncio.timeout(LOOK_SECONDS):
+                status, _ = await self._exchanged(self._fresh, "GET", f"{self.base_url}/models", None)
+        except (TimeoutError, NoAnswer, *FAILED):
+            return False
+        return status < 500
 
     async def post(self, path: str, body: Any, *, root: bool = False) -> tuple[int, Any]:
         """Status and body of a POST of JSON (bytes are sent as they are)."""
@@ -89,13 +103,12 @@ class Api:
     async def _sent(self, method: str, url: str, content: bytes | None) -> tuple[int, bytes]:
         """A kept connection that the server closed meanwhile says nothing about the server: once more on a fresh one."""
         try:
-            return await self._exchanged(method, url, content, {})
-        except httpx2.RemoteProtocolError:
-            return await self._exchanged(method, url, content, FRESH)
+            return await self._exchanged(self._kept, method, url, content)
+        except CLOSED:
+            return await self._exchanged(self._fresh, method, url, content)
 
-    async def _exchanged(self, method: str, url: str, content: bytes | None, headers: dict[str, str]) -> tuple[int, bytes]:
-        headers = {"Content-Type": "application/json", **headers}
-        async with self._http.stream(method, url, content=content, headers=headers) as reply:
+    async def _exchanged(self, http: httpx2.AsyncClient, method: str, url: str, content: bytes | None) -> tuple[int, bytes]:
+        async with http.stream(method, url, content=content, headers={"Content-Type": "application/json"}) as reply:
             kept = bytearray()
             async for block in reply.aiter_bytes():
                 kept += block
@@ -138,7 +151,7 @@ class Api:
         try:
             async with (
                 asyncio.timeout(self.request_seconds),
-                self._http.stream("POST", self.base_url + path, json=payload, headers=FRESH) as reply,
+                self._fresh.stream("POST", self.base_url + path, json=payload) as reply,
             ):
                 yield reply.status_code, self._lines(reply)
         except TimeoutError:

@@ -19,7 +19,7 @@ async def models(session: Session) -> Outcome:
     if isinstance(listed, str):
         return Outcome(passed=False, evidence=[f"GET /models: {listed}: {error_text(body)[:80]}"])
     _learn(session, listed.data)
-    names = [n for row in listed.data for n in (row.id, *(row.aliases or [])) if n]
+    names = list(dict.fromkeys(n for row in listed.data for n in (row.id, *(row.aliases or [])) if n))
     return Outcome(passed=session.api.model in names, evidence=[f"{len(listed.data)} listed: {', '.join(names[:4])}"])
 
 

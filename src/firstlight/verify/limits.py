@@ -58,7 +58,12 @@ async def several(session: Session) -> Outcome:
 
 async def _n_choices(session: Session, temperature: float) -> tuple[list[str], list[str]]:
     path, body = _short_body(session)
-    status, reply = await session.api.post(path, {"model": session.api.model, **body, "max_tokens": 4, "n": 2, "temperature": temperature})
+    try:
+        status, reply = await session.api.post(
+            path, {"model": session.api.model, **body, "max_tokens": 4, "n": 2, "temperature": temperature}
+        )
+    except NoAnswer as e:
+        return await _n_unanswered(session, e, temperature)
     if status != 200:
         code = "n-beyond-slots" if "value <= 1," in error_text(reply) else "n-refused-at-temperature-0" if temperature == 0 else "n-refused"
         known = known_deviation(session.engine, "n", code)
@@ -75,6 +80,15 @@ async def _n_choices(session: Session, temperature: float) -> tuple[list[str], l
         known = known_deviation(session.engine, "n", "usage-counts-one-choice")
         return ([], [known.what]) if known else ([f"{used} completion_tokens for two choices cut at 4"], [])
     return [], []
+
+
+async def _n_unanswered(session: Session, why: NoAnswer, temperature: float) -> tuple[list[str], list[str]]:
+    """No answer but a closed connection: known of an engine whose refusal of n = 2 ends the connection, where it lives on."""
+    closed = why.code == "connection" and temperature == 0
+    known = known_deviation(session.engine, "n", "n-closes-the-connection") if closed else None
+    if known is None or not await session.api.lives():
+        raise why
+    return [], [known.what]
 
 
 def _with_deviations(faults: list[str], known: list[str], fine: str) -> Outcome:

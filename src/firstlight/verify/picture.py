@@ -6,7 +6,7 @@ import zlib
 from typing import NamedTuple
 
 SCALE, MARGIN = 24, 48
-_FONT = {
+FONT = {
     "0": "01110 10001 10011 10101 11001 10001 01110",
     "1": "00100 01100 00100 00100 00100 00100 01110",
     "2": "01110 10001 00001 00010 00100 01000 11111",
@@ -45,7 +45,7 @@ def digits_on(number: str, colour: str) -> bytes:
 
 
 def _row(number: str, y: int, back: bytes, ink: bytes) -> bytes:
-    bits = "0".join(_FONT[d].split()[y] for d in number)
+    bits = "0".join(FONT[d].split()[y] for d in number)
     return back * MARGIN + b"".join((ink if bit == "1" else back) * SCALE for bit in bits) + back * MARGIN
 
 

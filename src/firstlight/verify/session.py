@@ -20,12 +20,13 @@ SHORT, THINKING = 24, 1536
 class Claims(Struct, frozen=True, kw_only=True):
     """What the model or its flags promise; only what is promised is tested.
 
-    kind: chat | base | embedding | reward, None: found out by asking. tool_parser: the engine's parser flag, for naming it.
-    concurrency: parallel requests the plan promised.
+    kind: chat | base | embedding | reward, None: found out by asking. tool_parser, reasoning_parser: the engine's flags, for naming them.
+    template_tools: only the model's chat template speaks of tools, no flag does. concurrency: parallel requests the plan promised.
     """
 
     kind: str | None = None
     tools: bool = False
+    template_tools: bool = False
     tool_parser: str | None = None
     reasoning: bool = False
     reasoning_parser: str | None = None

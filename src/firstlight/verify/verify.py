@@ -18,6 +18,8 @@ from firstlight.verify.client import Api, Varied
 from firstlight.verify.session import Claims, Outcome, Session, now
 
 SILENT = "the endpoint does not answer"
+LIVES_ON = "the connection was closed without an answer; the endpoint lives on"
+LOST_AT_MOST = 3
 OnCheck = Callable[[CheckResult], None]
 
 
@@ -179,6 +181,12 @@ def key_of(endpoint: Endpoint) -> str | None:
         raise InputError("api-key-unreadable", "the key file cannot be read", evidence=(f"{e.filename}: {e.strerror}",)) from None
 
 
+async def _after_silence(session: Session, why: NoAnswer, before: list[CheckResult]) -> str:
+    """A connection that ended without an answer fails its check alone while the server lives on; whatever else costs time ends it all."""
+    often = sum(r.note == LIVES_ON for r in before) >= LOST_AT_MOST
+    return LIVES_ON if why.code == "connection" and not often and await session.api.lives() else SILENT
+
+
 async def _run(check: Check, session: Session, before: list[CheckResult], accept: frozenset[str]) -> CheckResult:
     """One check with its clock; a dead or silent endpoint fails the check, and what follows is skipped."""
     result = functools.partial(CheckResult, name=check.name, group=check.group)
@@ -190,7 +198,7 @@ async def _run(check: Check, session: Session, before: list[CheckResult], accept
     try:
         outcome = await check.run(session)
     except NoAnswer as e:
-        outcome = Outcome(passed=False, evidence=[e.message], note=SILENT)
+        outcome = Outcome(passed=False, evidence=[e.message], note=await _after_silence(session, e, before))
     return result(
         passed=bool(outcome.passed),
         skipped=outcome.passed is None,

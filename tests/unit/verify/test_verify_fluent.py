@@ -59,6 +59,9 @@ async def test_a_fluent_endpoint_passes_every_check_of_the_full_profile(good: En
         ("no-parser", "tools", ALL),
         ("wrong-parser", "tools", ALL),
         ("leaks", "reasoning", Claims(reasoning=True)),
+        ("leaks-streaming", "reasoning", Claims(reasoning=True)),
+        ("blind", "vision", ALL),
+        ("bgr", "vision", ALL),
     ],
 )
 async def test_each_fault_is_found_by_its_own_check(fault: str, check: str, claims: Claims) -> None:
@@ -75,6 +78,26 @@ async def test_parser_faults_are_named() -> None:
             verdict = await verify(endpoint, checks=["tools"], claims=claims)
         tools = next(c for c in verdict.checks if c.name == "tools")
         assert tools.evidence[0].startswith(code)
+
+
+async def test_reasoning_parsers_are_named() -> None:
+    for parser, code in ((None, "reasoning-parser-missing: marks"), ("granite", "reasoning-parser-model-mismatch: granite left marks")):
+        with fluent("leaks") as endpoint:
+            verdict = await verify(endpoint, checks=["reasoning"], claims=Claims(reasoning=True, reasoning_parser=parser))
+        assert next(c for c in verdict.checks if c.name == "reasoning").evidence[0].startswith(code)
+
+
+async def test_tools_that_only_the_template_claims_are_tried_in_full_and_fail_nobody() -> None:
+    claims = Claims(template_tools=True)
+    for fault, note in (((), None), (("no-parser",), "tool-parser-missing"), (("wrong-parser",), "tool-parser-missing: the call is in")):
+        with fluent(*fault) as endpoint:
+            full = await verify(endpoint, profile="full", checks=["tools"], claims=claims)
+            quick = await verify(endpoint, checks=["tools"], claims=claims)
+        tools = next(c for c in full.checks if c.name == "tools")
+        assert full.passed
+        assert tools.skipped == bool(fault)
+        assert note is None or note in (tools.note or "")
+        assert next(c for c in quick.checks if c.name == "tools").note == "not claimed"
 
 
 async def test_a_model_that_calls_no_tool_by_itself_is_not_blamed_on_a_parser() -> None:

@@ -241,6 +241,11 @@ def test_claims_come_from_flags_and_template() -> None:
     claims = claims_for(Checkpoint(ref="m", format="safetensors", modalities=["text", "image"]), args)
     assert (claims.tools, claims.tool_parser, claims.reasoning_parser, claims.vision) == (True, "hermes", "qwen3", True)
     assert claims_for(None, ["--runner", "pooling"]).kind == "embedding"
+    assert claims_for(None, ["--embeddings", "--pooling", "mean"]).kind == "embedding"
+    assert claims_for(None, ["--reasoning-format", "deepseek"]).reasoning
+    assert not claims_for(None, ["--reasoning-format", "none"]).reasoning
+    with_tools = Checkpoint(ref="m", format="gguf", chat_template=ChatTemplate(present=True, tools=True))
+    assert (claims_for(with_tools, []).template_tools, claims_for(with_tools, []).tools) == (True, False)
 
 
 def verdict(**passed: bool) -> Verdict:

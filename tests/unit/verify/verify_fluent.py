@@ -4,9 +4,12 @@ python verify_fluent.py PORT [FAULT ...]
 """
 
 import asyncio
+import base64
 import json
 import re
+import struct
 import sys
+import zlib
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -17,6 +20,7 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response, Strea
 from starlette.routing import Route
 
 from firstlight.verify.kinds import REWARDED, TRIPLES
+from firstlight.verify.picture import FONT, MARGIN, SCALE
 from firstlight.verify.probes import continuations, facts
 
 FAULTS = set(sys.argv[2:])
@@ -39,7 +43,7 @@ def said(asked: str, limit: int) -> list[str]:
     if "person" in asked:
         return ['{"name": "Ann", "age": 31}']
     if "Which number is written" in asked:
-        return words("I see 47 and 82 and 36 on red, blue and green.")
+        return words(seen(asked))
     if asked in FACTS:
         return words(f"The answer is {FACTS[asked]}.")
     if (known := re.findall(r"Number (\d+)\.", asked)) and "Numbers in order" not in asked:
@@ -55,6 +59,23 @@ def said(asked: str, limit: int) -> list[str]:
         if asked.endswith(text):
             return words(f" {word} and so on")
     return [f" word{(len(words(asked)) + i) * 7919 % 97}" for i in range(limit)]
+
+
+def seen(asked: str) -> str:
+    """Looks at the picture: decodes the PNG, reads its digits cell by cell, and names the background by its strongest channel."""
+    if "blind" in FAULTS:
+        return "I see the number 47 on a red background."
+    raw = base64.b64decode(asked.split("data:image/png;base64,")[1].split(" ")[0])
+    width, height = struct.unpack(">II", raw[16:24])
+    data = zlib.decompress(raw[raw.index(b"IDAT") + 4 : raw.index(b"IEND") - 8])
+    assert len(data) == height * (1 + 3 * width)
+    lines = [data[y * (1 + 3 * width) + 1 : (y + 1) * (1 + 3 * width)] for y in range(height)]
+    cells = ["".join("01"[line[3 * x] == 255 == line[3 * x + 1]] for x in range(MARGIN, width - MARGIN, SCALE)) for line in lines]
+    rows = cells[MARGIN : height - MARGIN : SCALE]
+    digits = [" ".join(r[x : x + 5] for r in rows) for x in range(0, len(rows[0]), 6)]
+    number = "".join(n for d in digits for n, shape in FONT.items() if shape == d)
+    names = ("blue", "green", "red") if "bgr" in FAULTS else ("red", "green", "blue")
+    return f"The number {number} on a {names[max(range(3), key=lambda i: lines[0][i])]} background."
 
 
 def row(token: str) -> dict[str, Any]:
@@ -89,7 +110,7 @@ async def answer(request: Request) -> Response:
     if chat and "no-template" in FAULTS:
         return JSONResponse({"error": {"message": "this model has no chat template"}}, 400)
     asked = body["messages"][-1]["content"] if chat else body["prompt"]
-    asked = " ".join(p.get("text", "") for p in asked) if isinstance(asked, list) else asked
+    asked = " ".join(p.get("text") or p["image_url"]["url"] for p in asked) if isinstance(asked, list) else asked
     asked = str(asked).removesuffix("\nAnswer:").rpartition("Question: ")[2] if "Question:" in str(asked) else str(asked)
     if len(words(asked)) > CONTEXT:
         return JSONResponse({"error": {"message": "too long"}}, 400)
@@ -120,9 +141,9 @@ def with_nan(body: Any) -> Response:
 
 def choice(chat: bool, text: str, reason: str | None, key: str = "message") -> dict[str, Any]:
     content = {key: {"role": "assistant", "content": text}} if chat else {"text": text}
-    if chat and "thinks" in FAULTS:
+    if chat and ("thinks" in FAULTS or "leaks-streaming" in FAULTS):
         content[key]["reasoning_content"] = "Let me think about it."
-    if chat and "leaks" in FAULTS:
+    if chat and ("leaks" in FAULTS or ("leaks-streaming" in FAULTS and key == "delta")):
         content[key]["content"] = f"<think>hm</think>{text}"
     return {"index": 0, "finish_reason": reason, **content}
 

@@ -67,6 +67,8 @@ def _mmproj(params: Any, value: str) -> None:
 
 _FLASH = {"on": "LLAMA_FLASH_ATTN_TYPE_ENABLED", "off": "LLAMA_FLASH_ATTN_TYPE_DISABLED", "auto": "LLAMA_FLASH_ATTN_TYPE_AUTO"}
 _SPLIT = {k: f"LLAMA_SPLIT_MODE_{k.upper()}" for k in ("none", "layer", "row", "tensor")}
+_POOLING = {k: f"LLAMA_POOLING_TYPE_{k.upper()}" for k in ("none", "mean", "cls", "last", "rank")}
+_REASONING = {k: f"COMMON_REASONING_FORMAT_{k.upper().replace('-', '_')}" for k in ("none", "auto", "deepseek", "deepseek-legacy")}
 _KV_TYPES = ("f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1")
 
 VALUES: list[tuple[tuple[str, ...], type, tuple[str, ...] | None, Setter]] = [
@@ -90,6 +92,8 @@ VALUES: list[tuple[tuple[str, ...], type, tuple[str, ...] | None, Setter]] = [
     (("--rope-freq-scale",), float, None, _attribute("rope_freq_scale")),
     (("--chat-template",), str, None, _attribute("chat_template")),
     (("--chat-template-file",), str, None, _template_file),
+    (("--pooling",), str, tuple(_POOLING), _enum("pooling_type", "llama_pooling_type", _POOLING)),
+    (("--reasoning-format",), str, tuple(_REASONING), _enum("reasoning_format", "common_reasoning_format", _REASONING)),
     (("-cram", "--cache-ram"), int, None, _attribute("cache_ram_mib")),
     (("-to", "--timeout"), int, None, _attribute("timeout_read")),
     (("-lv", "--verbosity", "--log-verbosity"), int, None, _attribute("verbosity")),
