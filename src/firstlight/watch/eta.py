@@ -4,32 +4,37 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from firstlight.catalog.milestones import PHASES, RANK, Expected, load_milestones
 from firstlight.core.figures import Figure, Rung
 from firstlight.watch.state import EngineLog, LogEvent
 
 START_PHASES = PHASES[: RANK["ready"]]
+USUAL_READ = (
+    (6.0, 0.5),
+    (1.0, 1.0),
+    (0.15, 5.0),
+)  # GB/s of a cached file, an SSD, a network file system; share of the phase's least seconds
+CACHED_PHASES = frozenset({"loading", "post-load", "compiling", "warming"})
 _STEPS_KEPT = 64
 
 
 class Span(Struct, frozen=True, kw_only=True):
-    """Seconds that something takes, and why this is believed."""
+    """Seconds that something takes, and why this is believed. usual: nothing of this start, machine or model says so, only the catalog."""
 
     low: float
     mid: float
     high: float
     because: str
     measured: bool = False
+    usual: bool = False
 
     def minus(self, seconds: float) -> "Span":
         """What is left of it after `seconds`; a span that is over keeps a little of its high end, for it is not over yet."""
         left = max(self.mid - seconds, 0.0)
         late = max(self.high - seconds, self.high * 0.1 if self.mid > seconds else self.mid * 0.5)
-        return Span(
-            low=max(self.low - seconds, 0.0), mid=left or late / 2, high=max(late, left), because=self.because, measured=self.measured
-        )
+        return structs.replace(self, low=max(self.low - seconds, 0.0), mid=left or late / 2, high=max(late, left))
 
 
 class Pace:
@@ -116,18 +121,19 @@ class Eta:
     def remaining(self, log: EngineLog, now: float) -> Figure:
         """Seconds until ready: what is left of this phase and all of the later ones. Unknown once the start has ended.
 
-        The phases' deviations add as independent ones do: not every phase takes its longest in one start.
+        The phases' deviations add as independent ones do: not every phase takes its longest in one start. Only the low end of what is
+        merely usual adds up: a small model on a fast machine is fast in every phase.
         """
         if RANK[log.phase] >= RANK["ready"]:
             return Figure()
         spent = now - (log.phase_since if log.phase_since is not None else now)
         spans = [self._current(log, spent, now)]
-        spans += [self._whole(name) for name in START_PHASES[RANK[log.phase] + 1 :] if self._happens(name, log)]
+        spans += [self._whole(name, log) for name in START_PHASES[RANK[log.phase] + 1 :] if self._happens(name, log)]
         known = [s for s in spans if s is not None]
         if not known or spans[0] is None:
             return Figure()
         mid = sum(s.mid for s in known)
-        below = sum((s.mid - s.low) ** 2 for s in known) ** 0.5
+        below = sum(s.mid - s.low for s in known if s.usual) + sum((s.mid - s.low) ** 2 for s in known if not s.usual) ** 0.5
         above = sum((s.high - s.mid) ** 2 for s in known) ** 0.5
         return Figure(
             low=round(max(mid - below, sum(s.low for s in known)), 1),
@@ -138,47 +144,66 @@ class Eta:
         )
 
     def _happens(self, phase: str, log: EngineLog) -> bool:
-        """An eager start compiles and captures nothing; earlier starts know which phases there are."""
+        """An eager start compiles and captures nothing, one on a processor captures nothing; earlier starts know which phases there are."""
         if self._history:
             return any(phase in past for past in self._history)
-        eager = "'enforce_eager': True" in str(log.fields.get("args", "")) or "enforce_eager=True" in str(log.fields.get("config", ""))
-        return phase in self._expected and not (eager and phase in ("compiling", "capturing"))
+        config, args = str(log.fields.get("config", "")), str(log.fields.get("args", ""))
+        eager = "'enforce_eager': True" in args or "enforce_eager=True" in config
+        never = {"compiling", "capturing"} if eager else {"capturing"} if "device_config=cpu" in config else set()
+        return phase in self._expected and phase not in never
 
     def _current(self, log: EngineLog, spent: float, now: float) -> Span | None:
         if log.total and (paced := self._pace.rest(float(log.total), now, log.unit or "steps")):
             return paced
         if log.phase == "loading" and self.checkpoint_bytes and (paced := self._read.rest(self.checkpoint_bytes / 1e9, now, "GB")):
             return paced
-        whole = self._whole(log.phase)
+        whole = self._whole(log.phase, log)
         return whole.minus(spent) if whole else None
 
-    def _whole(self, phase: str) -> Span | None:
+    def _whole(self, phase: str, log: EngineLog) -> Span | None:
         past = [float(h[phase]) for h in self._history if phase in h]
         if past:
-            return _from_history(past)
-        if phase == "loading" and self.checkpoint_bytes and self._rate:
-            seconds = self.checkpoint_bytes / self._rate
-            return Span(
-                low=seconds * 0.5,
-                mid=seconds,
-                high=seconds * 2,
-                because=f"{self.checkpoint_bytes / 1e9:.1f} GB at {self._rate / 1e9:.2f} GB/s",
-            )
-        return _from_catalog(self._expected[phase]) if phase in self._expected else None
+            return _from_history(phase, past)
+        if phase not in self._expected:
+            return None
+        if phase == "loading" and (bytes_ := self._checkpoint_bytes(log)) is not None:
+            return _from_bytes(bytes_, self._rate, self._expected[phase])
+        return _from_catalog(self._expected[phase])
+
+    def _checkpoint_bytes(self, log: EngineLog) -> float | None:
+        """As given, else as the engine said (rounded to 0.01 GiB)."""
+        said = log.fields.get("checkpoint_gib")
+        return self.checkpoint_bytes or (float(said) * 2**30 if isinstance(said, int | float) else None)
 
 
-def _from_history(past: list[float]) -> Span:
-    spread = 0.5 if len(past) == 1 else 0.2
+def _from_history(phase: str, past: list[float]) -> Span:
+    """The low end is far below where a cache may have filled since (of pages, of compiled graphs), the high end a little above."""
+    alone = len(past) == 1
     return Span(
-        low=min(past) * (1 - spread),
+        low=min(past) * (0.05 if phase in CACHED_PHASES else 0.3 if alone else 0.5),
         mid=sorted(past)[len(past) // 2],
-        high=max(past) * (1 + spread),
-        because=f"{len(past)} earlier start{'s' if len(past) > 1 else ''} on this machine",
+        high=max(past) * (1.6 if alone else 1.3) + 1.0,
+        because=f"{len(past)} earlier start{'' if alone else 's'} on this machine",
     )
 
 
 def _from_catalog(expected: Expected) -> Span:
-    return Span(low=expected.low, mid=expected.mid, high=expected.high, because="what this phase usually takes")
+    return Span(low=expected.low, mid=expected.mid, high=expected.high, because="what this phase usually takes", usual=True)
+
+
+def _from_bytes(count: float, rate: float | None, expected: Expected) -> Span:
+    """Loading so many bytes at the measured rate of the storage, else at what disks usually give; never under the phase's own least."""
+    if rate:
+        seconds, because = count / rate, f"{count / 1e9:.1f} GB at {rate / 1e9:.2f} GB/s"
+        return Span(
+            low=min(seconds * 0.5, count / (USUAL_READ[0][0] * 1e9)),
+            mid=max(seconds, expected.low),
+            high=max(seconds, expected.low) * 2,
+            because=because,
+        )
+    because = f"{count / 1e9:.1f} GB at what disks usually give"
+    low, mid, high = (max(count / (gb * 1e9), expected.low * share) for gb, share in USUAL_READ)
+    return Span(low=low, mid=mid, high=high, because=because, usual=True)
 
 
 def phase_seconds(log: EngineLog) -> dict[str, float]:

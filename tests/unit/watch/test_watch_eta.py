@@ -100,3 +100,53 @@ def test_phase_seconds_are_the_history_of_the_next_start() -> None:
     log.feed(b"INFO 10-12 08:00:05 [a.py:1] Model loading took 3.0 GiB memory and 4.0 seconds\n", 25.0)
     log.feed(b"INFO:     Application startup complete.\n", 30.0)
     assert phase_seconds(log) == {"loading": 15.0, "post-load": 5.0}
+
+
+def test_a_small_model_on_a_fast_machine_is_inside_the_interval_from_the_start() -> None:
+    """What is merely usual is wide below: every phase of such a start is short."""
+    log = EngineLog("vllm")
+    log.feed(b"(APIServer pid=9) INFO 10-12 08:00:00 [a.py:1] vLLM API server version 0.32.0\n", 100.0)
+    found = Eta("vllm").remaining(log, 100.0)
+    assert found.low is not None
+    assert found.high is not None
+    assert found.low < 20 < 300 < found.high
+
+
+def test_the_size_that_the_engine_prints_counts_where_nobody_told_one() -> None:
+    log = loading()
+    log.feed(
+        b"INFO 10-12 08:00:05 [a.py:1] Filesystem type for checkpoints: EXT4. Checkpoint size: 93.13 GiB. Available RAM: 200.00 GiB.\n",
+        101.0,
+    )
+    found = Eta("vllm").remaining(log, 101.0)
+    assert found.because == "100.0 GB at what disks usually give"
+    assert found.mid is not None
+    assert found.mid > 90
+
+
+def test_a_start_on_a_processor_captures_nothing() -> None:
+    gpu, cpu = loading(), loading()
+    cpu.fields["config"] = "model='/m', device_config=cpu, enforce_eager=False"
+    a, b = Eta("vllm").remaining(gpu, 100.0), Eta("vllm").remaining(cpu, 100.0)
+    assert a.mid is not None
+    assert b.mid is not None
+    assert a.mid - b.mid == 10
+
+
+def test_a_cache_that_filled_since_the_earlier_start_is_inside() -> None:
+    eta = Eta("vllm", history=[{"loading": 120.0, "compiling": 60.0, "warming": 5.0}])
+    found = eta.remaining(loading(), 100.0)
+    assert found.low is not None
+    assert found.low < 60
+
+
+def test_all_bytes_read_says_nothing_more_of_the_pace() -> None:
+    log, eta = loading(), Eta("vllm", checkpoint_bytes=10_000_000_000)
+    for i in range(11):
+        eta.bytes_read(100.0 + i, i * 1_000_000_000)
+    assert "GB at what disks" in (eta.remaining(log, 111.0).because or "")
+
+
+def test_the_longest_earlier_phase() -> None:
+    eta = Eta("vllm", history=[{"loading": 50.0}, {"loading": 70.0}])
+    assert (eta.longest("loading"), eta.longest("warming")) == (70.0, 0.0)
