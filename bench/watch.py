@@ -75,6 +75,34 @@ def chunks(megabytes: int) -> Iterator[bytes]:
             yield piece
 
 
+def carried() -> Iterator[tuple[str, bytes]]:
+    """The everyday lines as other programs hand them on."""
+    lines = [line for i in range(1500) for line in (everyday(i) + (REQUEST_ERROR if i % 50 == 0 else "")).splitlines(keepends=True)]
+    prefixes = {
+        "compose": "vllm-1  | ",
+        "kubectl": "[pod/v-0/vllm] ",
+        "cri": "2026-10-12T08:00:05.123456789Z stderr F ",
+        "journald": "Oct 12 08:00:05 gpu7 vllm[99]: ",
+    }
+    for name, prefix in prefixes.items():
+        yield name, "".join(prefix + line for line in lines).encode()
+    yield "colours", "".join("\x1b[1;36m" + line.replace(") ", ")\x1b[0;0m ", 1) for line in lines).encode()
+    yield "json-file", "".join(json.dumps({"log": line, "stream": "stderr"}) + "\n" for line in lines).encode()
+
+
+def watched_carried(megabytes: int = 16) -> dict[str, float]:
+    """MB/s of reading by what carried the log."""
+    found = {}
+    for name, block in carried():
+        log, total, began = EngineLog("vllm"), 0, time.process_time()
+        while total < megabytes << 20:
+            for at in range(0, len(block), CHUNK):
+                log.feed(block[at : at + CHUNK], 0.0)
+            total += len(block)
+        found[name] = round(total / 1e6 / (time.process_time() - began), 1)
+    return found
+
+
 def memory() -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
@@ -178,6 +206,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path, default=Path(__file__).parent / "results" / "watch.json")
     options = parser.parse_args()
     result = {"watch": watched(options.megabytes), "diagnose": diagnosed(options.megabytes), "line_to_event": latency()}
+    result["watch_carried_mb_per_second"] = watched_carried()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         result["command"] = commanded(folder, options.megabytes)

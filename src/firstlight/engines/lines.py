@@ -172,11 +172,8 @@ _SECOND = re.compile(r"pid=\d+\) |it/s\]|s/it\]|(?:INFO|ERROR|WARNING) \d\d-")
 
 def parse(number: int, raw: str) -> list[Line]:
     """The line or lines in one printed piece: two processes that wrote without a newline between them are taken apart."""
-    if m := _PLAIN.match(raw):
-        if not _SECOND.search(raw, m.end()):
-            name, pid, level, stamp, source, bare = m.groups()
-            return [Line(number, _text(raw, m.end()), name, int(pid), level or bare, stamp, source, True)]
-        return _apart(number, raw)
+    if line := _plain(number, raw, 0):
+        return line
     if "\x1b" in raw:
         raw = _ANSI.sub("", raw)
     elif "m" in raw[:48] and "[" in raw[:48]:
@@ -189,7 +186,33 @@ def parse(number: int, raw: str) -> list[Line]:
         return [line for text in lines for line in parse(number, text)]
     if raw[:1] == " " and (m := _INDENTED.match(raw)):
         raw = raw[m.end() :]
+    if line := _plain(number, raw, _carried(raw)):
+        return line
     return _apart(number, raw) if _SECOND.search(raw, 8) else [_one(number, raw)]
+
+
+def _plain(number: int, raw: str, at: int) -> list[Line] | None:
+    """The common line of today's vLLM, read with one pattern from `at` on; None for every other."""
+    m = _PLAIN.match(raw, at)
+    if m is None:
+        return None
+    if _SECOND.search(raw, m.end()):
+        return _apart(number, raw)
+    name, pid, level, stamp, source, bare = m.groups()
+    return [Line(number, _text(raw, m.end()), name, int(pid), level or bare, stamp, source, True)]
+
+
+def _carried(raw: str) -> int:
+    """Where the text behind the transports' prefixes starts, where processes' names may follow; 0 for a line without them."""
+    at = 0
+    for _ in range(3):
+        if raw.startswith("(", at) or at >= len(raw):
+            break
+        m = next((m for p in _transports(raw[at]) if (m := p.match(raw, at))), None)
+        if m is None:
+            break
+        at = m.end()
+    return at
 
 
 def _apart(number: int, raw: str) -> list[Line]:
