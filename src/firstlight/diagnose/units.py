@@ -15,7 +15,7 @@ MESSAGE_CHARS = 8000
 
 _EXCEPTION = re.compile(
     r"(?P<type>(?:[A-Za-z_]\w*\.)*(?:[A-Z]\w*(?:Error|Exception|Exit|Interrupt|Warning|Group|OutOfResources|Fault|Resources|NotFound|Timeout|Empty|Full|Failed|Refused|Failure)"
-    r"|[A-Z]\w*Error_?|Exception)(?:\([\w.]+\))?)(?:: ?(?P<message>.*))?$",
+    r"|[A-Z]\w*Error_\w*|Exception)(?:\([\w.]+\))?)(?:: ?(?P<message>.*))?$",
     re.DOTALL,
 )
 _IN_TRACEBACK = re.compile(r"(?P<type>(?:[A-Za-z_]\w*\.)*[A-Za-z_]\w*)(?:\([\w.]+\))?(?:: ?(?P<message>.*))?$", re.DOTALL)
