@@ -1,10 +1,11 @@
 """The built-in bench beside `vllm bench serve` on vLLM, and beside llama.cpp's own timings of the very same requests.
 
-    python bench/bench_agreement.py --source DEMO.gguf [--vllm-python PYTHON --folder MODEL_FOLDER] [--rounds N]
+    python bench/bench_agreement.py [--source DEMO.gguf] [--vllm-python PYTHON --folder MODEL_FOLDER] [--rounds N] [--lock FILE]
 
-On vLLM both tools take turns on one server with requests of one kind (/completions, random words, equal lengths): what differs between two
-rounds of one tool is the machine's noise, and the tools must not differ by more. llama.cpp tells its own clock with each answer, so that no
-second run is needed. Writes bench/results/bench_agreement.json.
+On vLLM both tools take turns on one server with requests of one kind (/completions, greedy, fresh random words, equal lengths), and change
+who begins from round to round: what differs between two rounds of one tool is the machine's noise, and the tools must not differ by more.
+llama.cpp tells its own clock with each answer, so that no second run is needed. --lock is held while one pair is measured.
+Writes bench/results/bench_agreement.json.
 """
 
 # ruff: noqa: E402
@@ -12,13 +13,16 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path[0] = str(ROOT / "tests")  # not this folder: its inspect.py would shadow the standard library's
+sys.path.insert(0, str(ROOT / "tests"))
 
 import argparse
 import asyncio
+import fcntl
 import json
 import statistics
 import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from corrupt import engines
@@ -32,7 +36,8 @@ from firstlight.core.verdict import BenchPoint, BenchReport
 
 RESULTS = ROOT / "bench/results/bench_agreement.json"
 LEVELS = (1, 4)
-SENT = Profile(name="agreement", input_tokens=64, output_tokens=64, seconds=6.0, concurrency=4)
+SENT = Profile(name="agreement", input_tokens=64, output_tokens=64, seconds=20.0, concurrency=4)
+REQUESTS_A_USER = 8
 SAME_REQUESTS = 0.01
 FIGURES = ("ttft", "tpot", "itl", "e2el")
 
@@ -50,31 +55,39 @@ def _ms(seconds: float | None) -> float | None:
     return None if seconds is None else round(seconds * 1000, 3)
 
 
-async def ours(endpoint: Endpoint, level: int) -> BenchPoint:
+@contextmanager
+def quiet(lock: str | None) -> Iterator[None]:
+    """Nothing else is measured meanwhile, where a lock file is given."""
+    with open(lock or "/dev/null", "w") as file:
+        if lock:
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def ours(args: argparse.Namespace, endpoint: Endpoint, level: int) -> BenchPoint:
     """One level of the built-in sweep, in the form that `vllm bench serve` sends: /completions."""
     bench.FORMS = (("/completions", True),)
-    report = await bench.run_bench(endpoint, profile=SENT.name, concurrency=level, force=True)
+    bench.levels = lambda planned: [planned]
+    report = asyncio.run(bench.run_bench(endpoint, profile=SENT.name, concurrency=level, force=True))
     return report.points[-1]
+
+
+def theirs(args: argparse.Namespace, endpoint: Endpoint, level: int) -> BenchPoint:
+    count = REQUESTS_A_USER * level
+    of = {"python": args.vllm_python, "tokenizer": args.folder, "profile": SENT.name}
+    return run_vllm_bench(endpoint, **of, concurrency=level, force=True, requests=count, only=level).points[-1]
 
 
 def beside_vllm(args: argparse.Namespace) -> list[dict[str, Any]]:
     rows = []
+    tools = [("firstlight", ours), ("vllm bench serve", theirs)]
     with engines.vllm(Path(args.folder), python=args.vllm_python) as endpoint:
         print(f"firstlight bench --tool vllm: {by_command(args, endpoint).headline}", flush=True)
         for round_ in range(args.rounds):
             for level in LEVELS:
-                asked = run_vllm_bench(
-                    endpoint,
-                    python=args.vllm_python,
-                    tokenizer=args.folder,
-                    profile=SENT.name,
-                    concurrency=level,
-                    force=True,
-                    requests=24 * level,
-                    only=level,
-                )
-                for tool, p in (("vllm bench serve", asked.points[-1]), ("firstlight", asyncio.run(ours(endpoint, level)))):
-                    rows.append(shown(row("vllm", tool, round_, p)))
+                with quiet(args.lock):
+                    rows += [shown(row("vllm", tool, round_, measure(args, endpoint, level))) for tool, measure in tools]
+            tools.reverse()
     return rows
 
 
@@ -86,9 +99,12 @@ def by_command(args: argparse.Namespace, endpoint: Endpoint) -> BenchReport:
 
 
 def beside_llamacpp(args: argparse.Namespace) -> list[dict[str, Any]]:
+    rows = []
     with engines.llamacpp(Path(args.source), parallel=4) as endpoint:
-        pairs = [(r, level) for r in range(args.rounds) for level in LEVELS]
-        return [shown(row("llamacpp", "firstlight", r, asyncio.run(ours(endpoint, level)))) for r, level in pairs]
+        for round_, level in ((r, level) for r in range(args.rounds) for level in LEVELS):
+            with quiet(args.lock):
+                rows.append(shown(row("llamacpp", "firstlight", round_, ours(args, endpoint, level))))
+    return rows
 
 
 def shown(found: dict[str, Any]) -> dict[str, Any]:
@@ -98,33 +114,34 @@ def shown(found: dict[str, Any]) -> dict[str, Any]:
 
 
 def summary(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Per figure and level: the median of each tool, their ratio, and how far one tool's own rounds are apart. llama.cpp's clock ran over
-    the same requests: there is no noise between two runs, and 1 % is what is allowed.
+    """Per figure and level: the median of each tool, how far its own rounds are apart, and the difference of the two. llama.cpp's clock ran
+    over the same requests: there is no noise between two runs, and 1 % is what is allowed.
     """
     found: list[dict[str, Any]] = []
     for level in LEVELS:
         mine = [r for r in rows if r["engine"] == "vllm" and r["tool"] == "firstlight" and r["users"] == level]
-        theirs = [r for r in rows if r["engine"] == "vllm" and r["tool"] != "firstlight" and r["users"] == level]
-        for name in (*(f"{f}_p50_ms" for f in FIGURES), "tokens_per_second") if mine and theirs else ():
-            a, b = ([r[name] for r in side] for side in (mine, theirs))
-            noise = max(max(side) / min(side) - 1 for side in (a, b))
-            found.append(_pair("vllm", level, name, statistics.median(a), statistics.median(b), noise))
+        other = [r for r in rows if r["engine"] == "vllm" and r["tool"] != "firstlight" and r["users"] == level]
+        for name in (*(f"{f}_p50_ms" for f in FIGURES), "tokens_per_second") if mine and other else ():
+            found.append(_pair("vllm", level, name, [r[name] for r in mine], [r[name] for r in other]))
         own = [r for r in rows if r["engine"] == "llamacpp" and r["users"] == level and "engine_tpot_p50_ms" in r]
         if own:
             a, b = ([r[n] for r in own] for n in ("tpot_p50_ms", "engine_tpot_p50_ms"))
-            found.append(_pair("llamacpp", level, "tpot_p50_ms", statistics.median(a), statistics.median(b), SAME_REQUESTS))
+            found.append(_pair("llamacpp", level, "tpot_p50_ms", a, b, allowed=SAME_REQUESTS))
     return found
 
 
-def _pair(engine: str, level: int, figure: str, ours: float, theirs: float, noise: float) -> dict[str, Any]:
-    difference = round(ours / theirs - 1, 4)
-    names = {"engine": engine, "users": level, "figure": figure, "firstlight": round(ours, 3), "other": round(theirs, 3)}
-    return {**names, "difference": difference, "rounds_differ": round(noise, 4), "within_noise": abs(difference) <= noise}
+def _pair(engine: str, level: int, figure: str, ours: list[float], theirs: list[float], allowed: float | None = None) -> dict[str, Any]:
+    mine, other = statistics.median(ours), statistics.median(theirs)
+    spread = [round(max(side) / min(side) - 1, 4) for side in (ours, theirs)]
+    difference = round(mine / other - 1, 4)
+    names = {"engine": engine, "users": level, "figure": figure, "firstlight": round(mine, 3), "other": round(other, 3)}
+    noise = {"firstlight_rounds_differ": spread[0], "other_rounds_differ": spread[1]}
+    return {**names, "difference": difference, **noise, "within_noise": abs(difference) <= (allowed or max(spread))}
 
 
 def main() -> int:
     parser = argparse.ArgumentParser()
-    for name in ("--source", "--vllm-python", "--folder"):
+    for name in ("--source", "--vllm-python", "--folder", "--lock"):
         parser.add_argument(name)
     parser.add_argument("--rounds", type=int, default=3)
     args = parser.parse_args()
@@ -135,13 +152,12 @@ def main() -> int:
     rows += beside_vllm(args) if args.vllm_python else []
     found = summary(rows)
     RESULTS.write_text(json.dumps({"sent": "64 tokens in, 64 out, closed loop", "agreement": found, "rows": rows}, indent=1) + "\n")
-    print("\n| engine | users | figure | firstlight | the other | difference | rounds differ by | within noise |\n" + "|---" * 8 + "|")
+    head = "engine | users | figure | firstlight | the other | difference | rounds of firstlight | of the other | within noise"
+    print(f"\n| {head} |\n" + "|---" * 9 + "|")
     for f in found:
-        word = "yes" if f["within_noise"] else "**no**"
-        print(
-            f"| {f['engine']} | {f['users']} | {f['figure']} | {f['firstlight']} | {f['other']} | {f['difference']:+.1%} "
-            f"| {f['rounds_differ']:.1%} | {word} |"
-        )
+        cells = [f["engine"], f["users"], f["figure"], f["firstlight"], f["other"], f"{f['difference']:+.1%}"]
+        cells += [f"{f[n]:.1%}" for n in ("firstlight_rounds_differ", "other_rounds_differ")]
+        print("|", " | ".join(map(str, cells)), "|", "yes" if f["within_noise"] else "**no**", "|")
     return 0
 
 

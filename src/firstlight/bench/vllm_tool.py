@@ -2,6 +2,7 @@
 
 import json
 import os
+import random
 import subprocess
 import tempfile
 import time
@@ -16,6 +17,7 @@ from firstlight.core.run import Endpoint
 from firstlight.core.verdict import BenchPoint, BenchReport, Percentiles, Verdict
 
 REQUESTS_PER_USER = 4
+_FRESH = random.SystemRandom()
 SECONDS = 900.0
 
 
@@ -61,12 +63,16 @@ def run_vllm_bench(
 
 
 def command(endpoint: Endpoint, python: str, tokenizer: str, profile: Profile, level: int, count: int, folder: str) -> list[str]:
-    """The tool's command line: random prompts of the profile's lengths, closed loop of `level` users."""
+    """The tool's command line: random prompts of the profile's lengths, closed loop of `level` users, greedy as the built-in bench asks.
+
+    The tool's own seed is 0: without another one every run sends the prompts of the last, which the prefix cache then holds.
+    """
     argv = [python, "-m", "vllm.entrypoints.cli.main", "bench", "serve", "--backend", "openai", "--endpoint", "/v1/completions"]
     argv += ["--base-url", endpoint.base_url.removesuffix("/v1"), "--model", endpoint.model, "--served-model-name", endpoint.model]
     argv += ["--tokenizer", tokenizer, "--dataset-name", "random", "--random-input-len", str(profile.input_tokens)]
     argv += ["--random-output-len", str(profile.output_tokens), "--ignore-eos", "--num-prompts", str(count)]
     argv += ["--max-concurrency", str(level), "--request-rate", "inf", "--percentile-metrics", "ttft,tpot,itl,e2el"]
+    argv += ["--temperature", "0", "--seed", str(_FRESH.randrange(1 << 31))]
     return [*argv, "--metric-percentiles", "50,90,99", "--save-result", "--result-dir", folder, "--result-filename", "result.json"]
 
 

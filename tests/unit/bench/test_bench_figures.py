@@ -144,6 +144,14 @@ def test_vllm_bench_is_called_in_its_own_environment_with_the_profiles_lengths()
     assert pairs["--base-url"] == "http://h:1"
     assert pairs["--max-concurrency"] == "4"
     assert pairs["--random-output-len"] == str(PROFILES["quick"].output_tokens)
+    assert pairs["--temperature"] == "0"
+
+
+def test_vllm_bench_sends_other_prompts_each_time() -> None:
+    """With its own seed, which is always 0, a second run would be answered from the prefix cache."""
+    endpoint = Endpoint(base_url="http://h:1/v1", model="m")
+    runs = [dict(pairwise(command(endpoint, "python", "/models/m", profile_named("quick"), 4, 16, "/out"))) for _ in range(2)]
+    assert runs[0]["--seed"] != runs[1]["--seed"]
 
 
 def report(rate: float, **more: object) -> BenchReport:
