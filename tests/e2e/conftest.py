@@ -1,6 +1,7 @@
 """Fixtures of the end-to-end tests."""
 
 import json
+import shutil
 import struct
 from collections.abc import Iterator
 from pathlib import Path
@@ -8,6 +9,7 @@ from typing import Any
 
 import pytest
 from e2e_runner import Firstlight
+from far_machine import HOME_THERE, USER, Far
 
 
 @pytest.fixture
@@ -68,3 +70,28 @@ def llama_folder(tmp_path: Path) -> Path:
         json.dumps({"tokenizer_class": "PreTrainedTokenizerFast", "chat_template": "{{ messages }}"})
     )
     return folder
+
+
+@pytest.fixture(scope="module")
+def far(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Far]:
+    far = Far(tmp_path_factory.mktemp("far") / "s")
+    yield far
+    far.machine.close()
+
+
+@pytest.fixture
+def way_in(far: Far, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every ssh of this test goes to the other machine."""
+    monkeypatch.setenv("FIRSTLIGHT_SSH_CONFIG", str(far.config))
+
+
+@pytest.fixture
+def gguf_there(far: Far, demo_gguf: Path) -> str:
+    """The demo's file under a path with spaces, on the other machine only."""
+    path = f"{HOME_THERE}/my models/smöl.gguf"
+    target = far.machine.path(path)
+    if not target.exists():
+        target.parent.mkdir(parents=True)
+        shutil.copy(demo_gguf, target)
+        far.inside("chown", "-R", USER, HOME_THERE)
+    return path

@@ -4,122 +4,21 @@ import asyncio
 import json
 import os
 import shutil
-import subprocess
-import sys
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from e2e_runner import Firstlight, wait_for
-from systemd_machine import SystemdMachine
+from far_machine import HOME_THERE, HOST, USER, Far, up_there
 
 from firstlight.app.copying import copy_model, plan_copy
 from firstlight.core.errors import FirstlightError
 from firstlight.probe.ssh import SshHost
 
-pytestmark = pytest.mark.timeout(900)  # a busy machine may be ten times slower
+pytestmark = [pytest.mark.timeout(900), pytest.mark.usefixtures("way_in")]  # a busy machine may be ten times slower
 CUTS = 20
 PAUSE = 1.5
-USER, HOME_THERE = "llm", "/home/späce of llm"
-HOST = "ssh://spark"
-
-
-class Far:
-    """The other machine, its sshd (one a connection, through `nsenter`), and our way in."""
-
-    def __init__(self, folder: Path) -> None:
-        sshd = shutil.which("sshd", path="/usr/sbin:/usr/bin")
-        if sshd is None or shutil.which("ssh") is None:
-            pytest.skip("no OpenSSH server on this machine (`apt-get install openssh-server`)")
-        self.folder, self.sshd = folder, sshd
-        folder.mkdir()
-        folder.chmod(0o755)
-        self.machine = SystemdMachine(folder / "machine", own_network=True)
-        self._user()
-        for name in ("host_key", "user_key"):
-            subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(folder / name)], check=True)
-        self._settings(sshd)
-
-    def _user(self) -> None:
-        """Another user, with a home of its own; whatever our interpreter lies in can be read by it there."""
-        self.inside("useradd", "-m", "-d", HOME_THERE, "-s", "/bin/bash", "-p", "*", USER)
-        for path in (Path(sys.executable), Path(sys.executable).resolve(), Path(__file__), self.folder):
-            for parent in path.absolute().parents:
-                self.inside("chmod", "o+x", str(parent))
-
-        self.uid = self.inside("id", "-u", USER).strip()
-
-    def _settings(self, sshd: str) -> None:
-        """Written where both machines see it; the keys of the login are in the other machine alone."""
-        etc = self.machine.path("/etc/farsshd")
-        etc.mkdir()
-        for name in ("host_key", "host_key.pub"):
-            shutil.copy(self.folder / name, etc / name)
-        (etc / "authorized").write_text((self.folder / "user_key.pub").read_text())
-        (etc / "sshd_config").write_text(
-            f"HostKey /etc/farsshd/host_key\nAuthorizedKeysFile /etc/farsshd/authorized\nStrictModes no\nUsePAM no\n"
-            f"PasswordAuthentication no\nAllowUsers {USER}\nSubsystem sftp internal-sftp\nPidFile none\nMaxSessions 40\n"
-        )
-        self.machine.run("mkdir", "-p", "/run/sshd")
-        enter = " ".join(self.machine.enter())
-        (self.folder / "known").write_text(f"spark {(self.folder / 'host_key.pub').read_text()}")
-        self.config = self.folder / "config"
-        self.config.write_text(
-            f"Host *\n  User {USER}\n  ProxyCommand {enter} {sshd} -i -f /etc/farsshd/sshd_config 2>/dev/null\n"
-            f"  IdentityFile {self.folder}/user_key\n  IdentitiesOnly yes\n  UserKnownHostsFile {self.folder}/known\n"
-            "  GlobalKnownHostsFile none\n  StrictHostKeyChecking yes\n"
-        )
-
-    def inside(self, *argv: str) -> str:
-        done = self.machine.run(*argv)
-        assert done.returncode == 0, done.stderr
-        return done.stdout
-
-    def sessions(self) -> list[str]:
-        return [p for p in self.machine.run("pgrep", "-x", "sshd").stdout.split() if p]
-
-    def cut(self) -> int:
-        """Ends every connection there is; returns how many processes served them."""
-        pids = self.sessions()
-        if pids:
-            self.machine.run("kill", "-9", *pids)
-        return len(pids)
-
-    def of_user(self) -> list[str]:
-        """Commands of the login's processes, connections aside."""
-        rows = self.machine.run("ps", "-u", USER, "-o", "args=").stdout.splitlines()
-        return [r for r in rows if not r.startswith("sshd") and "ps -u" not in r]
-
-
-@pytest.fixture(scope="module")
-def far(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Far]:
-    far = Far(tmp_path_factory.mktemp("far") / "s")
-    yield far
-    far.machine.close()
-
-
-@pytest.fixture(autouse=True)
-def way_in(far: Far, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FIRSTLIGHT_SSH_CONFIG", str(far.config))
-
-
-@pytest.fixture
-def gguf_there(far: Far, demo_gguf: Path) -> str:
-    """The demo's file under a path with spaces, on the other machine only."""
-    path = f"{HOME_THERE}/my models/smöl.gguf"
-    target = far.machine.path(path)
-    if not target.exists():
-        target.parent.mkdir(parents=True)
-        shutil.copy(demo_gguf, target)
-        far.inside("chown", "-R", USER, HOME_THERE)
-    return path
-
-
-def up(model: str, *more: str) -> tuple[str, ...]:
-    engine = ("--engine", "llamacpp", "--engine-python", sys.executable)
-    return ("up", model, "--host", HOST, "--name", "far", *engine, "--skip", "bench", "--context", "2048", *more, "--", "--threads", "1")
 
 
 def the_run(firstlight: Firstlight) -> dict[str, Any]:
@@ -128,7 +27,7 @@ def the_run(firstlight: Firstlight) -> dict[str, Any]:
 
 @pytest.mark.llamacpp
 def test_every_verb_works_on_a_run_of_another_user_elsewhere(far: Far, firstlight: Firstlight, gguf_there: str) -> None:
-    started = firstlight(*up(gguf_there), seconds=600)
+    started = firstlight(*up_there(gguf_there), seconds=600)
     assert started.returncode == 0, started.stderr
     assert "ssh -N -L " in started.stdout
     run = the_run(firstlight)
@@ -142,7 +41,7 @@ def test_every_verb_works_on_a_run_of_another_user_elsewhere(far: Far, firstligh
     assert firstlight("attach", "far").returncode == 0
     assert "ready" in firstlight("watch", "far").stderr
     assert firstlight("diagnose", "far").returncode == 0
-    again = firstlight(*up(gguf_there), seconds=600)
+    again = firstlight(*up_there(gguf_there), seconds=600)
     assert again.returncode == 0, again.stderr
     assert firstlight("restart", "far", seconds=180).returncode == 0
     assert firstlight("down", "far").returncode == 0
@@ -160,7 +59,7 @@ def test_twenty_cuts_lose_no_event_no_byte_and_leave_no_orphan(far: Far, firstli
         while not over.wait(PAUSE) and cuts < CUTS:
             cuts += far.cut() > 0
 
-    process = firstlight.start(*up(gguf_there))
+    process = firstlight.start(*up_there(gguf_there))
     try:
         run = wait_for(
             lambda: next((r for r in firstlight.runs() if r["state"] not in ("planned", "failed") and r["supervisor"]), None), 120
@@ -196,7 +95,7 @@ def test_twenty_cuts_lose_no_event_no_byte_and_leave_no_orphan(far: Far, firstli
 
 def test_a_host_that_is_away_says_nothing_of_its_run(far: Far, firstlight: Firstlight, gguf_there: str) -> None:
     """Neither is the run called failed, nor does `down` say that it is over."""
-    assert firstlight(*up(gguf_there), seconds=600).returncode == 0
+    assert firstlight(*up_there(gguf_there), seconds=600).returncode == 0
     far.machine.run("mv", far.sshd, f"{far.sshd}.away")
     far.cut()
     try:
@@ -229,12 +128,12 @@ def test_a_model_that_only_this_machine_has_is_copied_and_no_disk_is_overfilled(
     far.inside("runuser", "-u", USER, "--", "mkdir", "-p", cache)
     far.inside("mount", "-t", "tmpfs", "-o", f"size=120m,uid={far.uid}", "tmpfs", cache)
     try:
-        refused = firstlight(*up(str(here)), seconds=600)
+        refused = firstlight(*up_there(str(here)), seconds=600)
     finally:
         far.inside("umount", "-l", cache)
     assert refused.returncode == 4, refused.stderr
     assert "no-space" in refused.stderr
-    started = firstlight(*up(str(here)), seconds=600)
+    started = firstlight(*up_there(str(here)), seconds=600)
     assert started.returncode == 0, started.stderr
     there = json.loads((Path(firstlight.runs()[0]["folder"]) / "checkpoint.json").read_text())["path"]
     assert there.startswith(f"{HOME_THERE}/.cache/firstlight/models/")
@@ -340,7 +239,7 @@ def test_a_key_is_shipped_into_a_file_of_its_owner_alone(far: Far, firstlight: F
     key = tmp_path / "key"
     key.write_text("canary-5dd01")
     key.chmod(0o600)
-    started = firstlight(*up(gguf_there, "--api-key-file", str(key)), seconds=600)
+    started = firstlight(*up_there(gguf_there, "--api-key-file", str(key)), seconds=600)
     assert started.returncode == 0, started.stderr
     found = far.machine.run("grep", "-rla", "canary-5dd01", HOME_THERE, "/tmp/firstlight-" + far.inside("id", "-u", USER).strip()).stdout
     (path,) = found.splitlines()
@@ -356,7 +255,7 @@ def test_a_host_without_python_can_be_probed_and_says_what_is_missing(far: Far, 
     try:
         probed = firstlight("probe", "--host", HOST)
         assert probed.returncode == 0, probed.stderr
-        refused = firstlight(*up(gguf_there))
+        refused = firstlight(*up_there(gguf_there))
         assert refused.returncode != 0
         assert "python" in refused.stderr
         assert "Traceback" not in refused.stderr

@@ -7,39 +7,23 @@ import posixpath
 import re
 import shutil
 import time
-from collections.abc import Callable, Iterator
-from itertools import pairwise
-from typing import NamedTuple
+from collections.abc import Iterator
 
 from firstlight.app.elsewhere import places_of
-from firstlight.core.errors import Exit, FirstlightError, HostError
+from firstlight.app.sending import PATIENCE_SECONDS, Copy, Progress, bracketed, not_copied, run_tool, send_files
+from firstlight.core.errors import Exit, FirstlightError
 from firstlight.core.ids import digest
 from firstlight.core.ports import Host
 from firstlight.core.units import format_bytes
-from firstlight.probe.patient import LOST, across_cuts
+from firstlight.probe.cuts import FIRST_PAUSE, LONGEST_PAUSE
 from firstlight.probe.ssh import SshHost
 
 MARGIN = 64 << 20
 LOOK = 64 << 10
-PATIENCE_SECONDS = 600.0
-AGAIN_SECONDS = 1.0
 _FOR_GOOD = frozenset({1, 2, 3, 4, 5, 6, 11, 13, 22, 23, 25})  # rsync(1): usage, versions, files; all else is a stream that broke
 _SKIPPED = frozenset({".git", ".cache"})
 _SPLIT = re.compile(r"(?P<stem>.+)-\d{5}-of-(?P<count>\d{5})\.gguf$")
-Progress = Callable[[int, int], None]
-
-
-class Copy(NamedTuple):
-    """root: the folder here that `files` (relative path, bytes) are in; target: their folder there; path: the model's own there."""
-
-    root: str
-    files: list[tuple[str, int]]
-    target: str
-    path: str
-
-    @property
-    def total(self) -> int:
-        return sum(size for _, size in self.files)
+_GARBLED = b"is your shell clean"
 
 
 def plan_copy(path: str, host: Host) -> Copy:
@@ -87,21 +71,17 @@ def _ends(path: str, size: int) -> str:
 
 
 async def copy_model(host: Host, copy: Copy, on_progress: Progress) -> str:
-    """Copies what is not there yet; returns the model's path there.
+    """Copies what is not there yet, by rsync, else by sftp, else through a plain command; returns the model's path there.
 
-    Raises FirstlightError `no-space`; HostError `copy-failed`, `copy-impossible`.
+    A connection that breaks is made again, and the copy goes on from the byte where it broke off; what arrived is compared: by rsync's
+    own checksum, else by SHA-256. Raises FirstlightError `no-space`; HostError `copy-failed`, `copy-damaged`.
     """
     assert isinstance(host, SshHost)
     folders = {posixpath.join(copy.target, posixpath.dirname(name)).rstrip("/") for name, _ in copy.files}
-    await asyncio.to_thread(across_cuts, lambda: _prepare(host, copy, folders))
-    has_rsync = await asyncio.to_thread(across_cuts, lambda: host.run(["sh", "-c", "command -v rsync"]).ok)
-    if shutil.which("rsync") and has_rsync:
-        await _rsync(host, copy, on_progress)
-    elif shutil.which("sftp"):
-        await _sftp(host, copy, on_progress)
-    else:
-        message = f"neither rsync nor sftp can bring the model to {host.name}"
-        raise HostError("copy-impossible", message, hint="install rsync here and there")
+    await asyncio.to_thread(_prepare, host, copy, folders)
+    has_rsync = shutil.which("rsync") and (await asyncio.to_thread(host.run, ["sh", "-c", "command -v rsync"])).ok
+    if not (has_rsync and await _rsync(host, copy, on_progress)):
+        await send_files(host, copy, on_progress)
     return copy.path
 
 
@@ -129,108 +109,33 @@ def _kib(host: Host, argv: list[str], field: int) -> int | None:
     return int(fields[field]) << 10 if len(fields) > field and fields[field].isdigit() else None
 
 
-async def _rsync(host: SshHost, copy: Copy, on_progress: Progress) -> None:
-    """Again after every cut, until ten minutes have brought nothing."""
+async def _rsync(host: SshHost, copy: Copy, on_progress: Progress) -> bool:
+    """Again after every cut, until ten minutes have brought nothing. False where the login's own output garbles what rsync says."""
     words = host.argv()
     argv = ["rsync", "-aL", "--partial", "--timeout=60", "--info=progress2", "--from0", "--files-from=-", "-s", "-e", _shell(words[:-2])]
-    argv += ["--", f"{copy.root}/", f"{_bracketed(words[-1])}:{copy.target}/"]
+    argv += ["--", f"{copy.root}/", f"{bracketed(words[-1])}:{copy.target}/"]
     names = b"".join(os.fsencode(name) + b"\0" for name, _ in copy.files)
-    most, deadline = 0, time.monotonic() + PATIENCE_SECONDS
+    most, pause, deadline = 0, FIRST_PAUSE, time.monotonic() + PATIENCE_SECONDS
 
     def moved(done: int) -> None:
-        nonlocal most, deadline
+        nonlocal most, pause, deadline
         if done > most:
-            most, deadline = done, time.monotonic() + PATIENCE_SECONDS
+            most, pause, deadline = done, FIRST_PAUSE, time.monotonic() + PATIENCE_SECONDS
             on_progress(min(done, copy.total), copy.total)
 
     while True:
-        code, said = await _run(argv, names, moved)
+        code, said = await run_tool(argv, names, moved)
         if code == 0:
             on_progress(copy.total, copy.total)
-            return
+            return True
+        if _GARBLED in said:
+            return False
         if (code in _FOR_GOOD and said.strip()) or time.monotonic() > deadline:
-            raise _not_copied(host, copy.root, said + f"\nrsync: exit status {code}".encode())
-        await asyncio.sleep(AGAIN_SECONDS)
-
-
-async def _run(argv: list[str], data: bytes, moved: Callable[[int], None] | None = None) -> tuple[int, bytes]:
-    """Exit status and standard error; ended with whoever waits for it. moved: is told rsync's count of bytes as it grows."""
-    pipe = asyncio.subprocess.PIPE
-    process = await asyncio.create_subprocess_exec(*argv, stdin=pipe, stdout=pipe, stderr=pipe, env={**os.environ, "LC_ALL": "C"})
-    assert process.stdin is not None
-    assert process.stdout is not None
-    assert process.stderr is not None
-    said = asyncio.ensure_future(process.stderr.read())
-    try:
-        process.stdin.write(data)
-        process.stdin.close()
-        while piece := await process.stdout.read(4096):
-            found = re.findall(rb"(?:^|\r)\s*([\d,]+)\s+\d+%", piece)
-            if found and moved:
-                moved(int(found[-1].replace(b",", b"")))
-        return await process.wait(), await said
-    finally:
-        said.cancel()
-        if process.returncode is None:
-            process.kill()
-            await process.wait()
-
-
-async def _sftp(host: SshHost, copy: Copy, on_progress: Progress) -> None:
-    """File by file: a whole one is not sent again, and none has its name before it is whole."""
-    words = host.argv()
-    options = [w for i, w in enumerate(words[:-2]) if w.startswith("-o") or w == "-F" or words[i - 1] == "-F"]
-    argv = ["sftp", *options, *_login(words), "-b", "-", _bracketed(words[-1])]
-    done = 0
-    for name, size in copy.files:
-        await _put(host, argv, os.path.join(copy.root, name), posixpath.join(copy.target, name), size)
-        done += size
-        on_progress(done, copy.total)
-
-
-async def _put(host: SshHost, argv: list[str], source: str, there: str, size: int) -> None:
-    line, deadline = os.fsencode(f"put {_quoted(source)} {_quoted(there + '.part')}\n"), time.monotonic() + PATIENCE_SECONDS
-    while True:
-        found = await asyncio.to_thread(across_cuts, lambda: host.stat(there))
-        if found is not None and found.size == size:
-            return
-        code, said = await _run(argv, line)
-        try:
-            if code == 0:
-                await asyncio.to_thread(host.rename, there + ".part", there)
-                return
-        except HostError as e:
-            if e.code not in LOST:
-                raise
-        if code not in (0, 255) or time.monotonic() > deadline:
-            raise _not_copied(host, source, said)
-        await asyncio.sleep(AGAIN_SECONDS)
-
-
-def _login(words: list[str]) -> list[str]:
-    """`-l USER` and `-p PORT` in sftp's words."""
-    pairs = dict(pairwise(words))
-    user = [f"-oUser={pairs['-l']}"] if "-l" in pairs else []
-    return [*user, *(["-P", pairs["-p"]] if "-p" in pairs else [])]
-
-
-def _bracketed(host: str) -> str:
-    return f"[{host}]" if ":" in host else host
-
-
-def _quoted(path: str) -> str:
-    """As sftp's batch reads it: double quotes, backslashes before both. Raises HostError for a name that no batch line can hold."""
-    if "\n" in path or "\r" in path:
-        message = "sftp cannot send a file whose name has a line break"
-        raise HostError("copy-impossible", message, evidence=(repr(path),), hint="install rsync here and there")
-    return '"' + path.replace("\\", "\\\\").replace('"', '\\"') + '"'
+            raise not_copied(host, copy.root, said + f"\nrsync: exit status {code}".encode())
+        await asyncio.sleep(pause)
+        pause = min(LONGEST_PAUSE, 2 * pause)
 
 
 def _shell(words: list[str]) -> str:
     """rsync splits `-e` at spaces and knows quotes, doubled within."""
     return " ".join("'" + w.replace("'", "''") + "'" if any(c in w for c in " '\"") else w for w in words)
-
-
-def _not_copied(host: Host, path: str, stderr: bytes) -> HostError:
-    lines = stderr.decode("utf-8", "replace").splitlines()[-4:]
-    return HostError("copy-failed", f"{path} could not be copied to {host.name}", evidence=tuple(lines), hint="try again: it goes on there")

@@ -1,5 +1,6 @@
 """The one event stream of a run: written to its folder and handed to whoever listens."""
 
+import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -18,13 +19,15 @@ class Emitter:
         self.listeners = listeners
         self.stage = "run"
         self._seq = sum(1 for _ in folder.events()) if folder else 0
+        self._one = threading.RLock()  # looking asks a host from several threads
 
     def emit(self, kind: str, /, **data: Any) -> Event:
-        run = self.folder.path.name if self.folder else ""
-        event = Event(seq=self._seq, time=time.time(), run=run, stage=self.stage, kind=kind, data=data)
-        self._seq += 1
-        if self.folder:
-            self.folder.append_event(event)
-        for listener in self.listeners:
-            listener(event)
-        return event
+        with self._one:
+            run = self.folder.path.name if self.folder else ""
+            event = Event(seq=self._seq, time=time.time(), run=run, stage=self.stage, kind=kind, data=data)
+            self._seq += 1
+            if self.folder:
+                self.folder.append_event(event)
+            for listener in self.listeners:
+                listener(event)
+            return event

@@ -18,7 +18,7 @@ from firstlight.app.progress import JsonLines, LiveProgress, PlainProgress, choo
 from firstlight.app.session import Session, UpOptions
 from firstlight.app.store import RunStore
 from firstlight.app.up import up
-from firstlight.core.errors import Exit, UsageError
+from firstlight.core.errors import Exit, HostError, UsageError
 from firstlight.core.ids import slug
 from firstlight.core.intent import Intent
 from firstlight.core.saved import SavedPlan
@@ -50,6 +50,7 @@ def make_session(options: dict[str, Any], planning: Planning) -> Session:
         hint = "firstlight plan takes --gpu, --machine and --checkpoint"
         raise UsageError("machine-not-here", "what is to be started needs a real machine", hint=hint)
     intent = _intent(options, planning.intent)
+    emitter = Emitter(None, [])
     return Session(
         intent=intent,
         options=UpOptions(
@@ -65,13 +66,17 @@ def make_session(options: dict[str, Any], planning: Planning) -> Session:
             on_event=options["on_event"],
             blame=options["blame"],
         ),
-        host=open_host(intent.host),
+        host=open_host(intent.host, on_lost=lambda e: _cut(emitter, e)),
         adapters=load_adapters(),
         store=RunStore(),
         consent=Consent(yes=options["yes"], allowed=frozenset(options["allow"])),
-        emitter=Emitter(None, []),
+        emitter=emitter,
         name=slug(options["name"] or name_of(intent.model)),
     )
+
+
+def _cut(emitter: Emitter, error: HostError) -> None:
+    emitter.emit("say", text=f"{error.message}; trying again")
 
 
 def _intent(options: dict[str, Any], intent: Intent) -> Intent:

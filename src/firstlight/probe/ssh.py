@@ -9,25 +9,28 @@ import stat
 import subprocess
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from importlib import resources
-from typing import Any, BinaryIO
+from typing import Any
 
 import msgspec
 
 from firstlight.core.errors import HostError, UsageError
 from firstlight.core.ids import digest
 from firstlight.core.ports import Completed, FileInfo
+from firstlight.probe.cuts import PATIENCE_SECONDS, ConnectionLost, Cuts
 from firstlight.probe.local import kill_group
 from firstlight.probe.problems import command_not_found, command_timeout, host_error
+from firstlight.probe.sshchannel import SshChannel, past_noise
 from firstlight.probe.sshscript import (
     NO_FOLDER,
     NOT_EXECUTABLE,
-    UNREACHABLE,
     Answer,
     command_script,
     entry,
+    is_cut,
+    own_output,
     read_answer,
     refusal,
     returncode,
@@ -45,11 +48,21 @@ class SshHost:
 
     One connection is shared by all commands (the user's ControlPath if one is set, else ours, kept for two minutes).
     FIRSTLIGHT_SSH_CONFIG names another configuration file (`ssh -F`). A process that `spawn` started survives a lost connection.
+
+    A connection that is lost is made again, with growing pauses, and what was asked is asked again, for `patience` seconds: every
+    method may be done twice there (a second `spawn` finds the first). on_lost: told once per loss. `connect` alone is its caller's.
     """
 
     is_local = False
 
-    def __init__(self, name: str, *, config: str | None = None) -> None:
+    def __init__(
+        self,
+        name: str,
+        *,
+        config: str | None = None,
+        patience: float = PATIENCE_SECONDS,
+        on_lost: Callable[[HostError], None] | None = None,
+    ) -> None:
         match = _ADDRESS.fullmatch(name)
         if match is None:
             hint = "write `ssh://[user@]host[:port]`; other names go into ~/.ssh/config"
@@ -59,6 +72,7 @@ class SshHost:
         self._config = config or os.environ.get("FIRSTLIGHT_SSH_CONFIG")
         self._flags = [*(["-l", match["user"]] if match["user"] else []), *(["-p", match["port"]] if match["port"] else [])]
         self._python: str | None = None
+        self.cuts = Cuts(patience, on_lost)
 
     def run(
         self,
@@ -68,6 +82,11 @@ class SshHost:
         timeout: float = 30.0,
         env: Mapping[str, str] | None = None,
         cwd: str | None = None,
+    ) -> Completed:
+        return self.cuts.across(lambda _: self._run_once(argv, stdin, timeout, env, cwd))
+
+    def _run_once(
+        self, argv: Sequence[str], stdin: bytes | None, timeout: float, env: Mapping[str, str] | None = None, cwd: str | None = None
     ) -> Completed:
         token = secrets.token_hex(12)
         script = command_script(argv, token=token, env=env, cwd=cwd, timeout=timeout)
@@ -86,7 +105,7 @@ class SshHost:
         status = returncode(answer.status or 0)
         if status == -9 and time.monotonic() - began >= timeout:
             raise command_timeout(shlex.join(argv), timeout, host=self.name)
-        return Completed(returncode=status, stdout=out, stderr=answer.stderr)
+        return Completed(returncode=status, stdout=own_output(out, token), stderr=answer.stderr)
 
     def _check(self, answer: Answer, argv: Sequence[str], cwd: str | None) -> None:
         if not answer.started:
@@ -102,10 +121,12 @@ class SshHost:
 
     def _refused(self, stderr: bytes) -> HostError:
         code, message, hint = refusal(stderr, self._target)
-        return HostError(code, message, evidence=_tail(stderr), hint=hint)
+        kind = ConnectionLost if is_cut(stderr) else HostError
+        return kind(code, message, evidence=_tail(stderr), hint=hint)
 
     def _lost(self, stderr: bytes) -> HostError:
-        return HostError("host-unreachable", f"{self._target}: the connection was lost while a command ran", evidence=_tail(stderr))
+        self.cuts.reached = True  # the command had begun
+        return ConnectionLost("host-unreachable", f"{self._target}: the connection was lost while a command ran", evidence=_tail(stderr))
 
     def argv(self, *options: str) -> list[str]:
         """The plain ssh command line to this host; its last two words are `--` and the target. ssh takes the first of equal options."""
@@ -154,19 +175,10 @@ class SshHost:
         script = 'p=$1; [ -d "$p" ] && exit 21; [ -e "$p" ] || exit 2; [ -r "$p" ] || exit 13; exec <"$p"; '
         script += f"tail -c +{offset + 1} <&0" if offset else "cat"
         script += f" | head -c {limit}" if limit is not None else ""
-        done = self._again(["sh", "-c", script, "sh", path])
+        done = self.run(["sh", "-c", script, "sh", path], timeout=120)
         if done.returncode in (2, 13, 21):
             raise host_error(done.returncode, "read", path, host=self.name)
         return done.stdout
-
-    def _again(self, argv: Sequence[str]) -> Completed:
-        """Reading is repeated once when the shared connection broke under it."""
-        try:
-            return self.run(argv, timeout=120)
-        except HostError as e:
-            if e.code not in UNREACHABLE:
-                raise
-            return self.run(argv, timeout=120)
 
     def write(self, path: str, data: bytes, mode: int = 0o644) -> None:
         self._do("write", path, mode, at=path, data=data)
@@ -199,14 +211,14 @@ class SshHost:
         self._do("remove", path, at=path)
 
     def spawn(self, argv: Sequence[str], *, log: str, env: Mapping[str, str] | None = None, cwd: str | None = None) -> int:
-        pid: int = self._do("spawn", list(argv), log, dict(env or {}), cwd, at=argv[0])
+        pid: int = self._do("spawn", list(argv), log, dict(env or {}), cwd, secrets.token_hex(8), at=argv[0])
         return pid
 
     def environ(self) -> Mapping[str, str]:
-        raw = self._again(["cat", "/proc/self/environ"]).stdout.decode("utf-8", "surrogateescape")
+        raw = self.run(["cat", "/proc/self/environ"]).stdout.decode("utf-8", "surrogateescape")
         return dict(entry.split("=", 1) for entry in raw.split("\0") if "=" in entry)
 
-    def connect(self, socket_path: str) -> "SshChannel":
+    def connect(self, socket_path: str) -> SshChannel:
         """A Unix socket on the target, relayed by a small Python script over the shared connection."""
         token = secrets.token_hex(12)
         script = command_script(self._helper(), token=token)
@@ -216,6 +228,7 @@ class SshHost:
         try:
             process.stdin.write(script + _request("connect", socket_path))
             process.stdin.flush()
+            past_noise(process.stdout, token)
             line = process.stdout.readline()
         except OSError:
             line = b""
@@ -233,7 +246,7 @@ class SshHost:
 
     def _has_python(self) -> bool:
         if self._python is None:
-            done = self._again(["sh", "-c", "command -v python3; true"])
+            done = self.run(["sh", "-c", "command -v python3; true"])
             self._python = done.text.strip()
         return bool(self._python)
 
@@ -249,7 +262,12 @@ class SshHost:
         return ["python3", "-X", "utf8", "-S", "-c", source]
 
     def _do(self, action: str, *arguments: Any, at: str, data: bytes = b"") -> Any:
-        done = self.run(self._helper(), stdin=_request(action, *arguments) + data, timeout=120)
+        helper = self._helper()
+
+        def once(losses: int) -> Completed:
+            return self._run_once(helper, _request(action, *arguments, size=len(data), again=losses > 0) + data, 120)
+
+        done = self.cuts.across(once)
         if not done.ok or not done.stdout:
             raise HostError("host-io-failed", f"cannot {action} {at} on {self.name}", evidence=_tail(done.stderr))
         return _value(done.stdout.partition(b"\n")[0], _VERBS.get(action, action), at, self.name)
@@ -262,8 +280,8 @@ def _infos(rows: Any) -> list[FileInfo]:
 _VERBS = {"stat": "look at", "mkdir": "make the folder", "symlink": "link", "spawn": "start"}
 
 
-def _request(action: str, *arguments: Any) -> bytes:
-    return json.dumps({"action": action, "arguments": arguments}).encode() + b"\n"
+def _request(action: str, *arguments: Any, size: int = 0, again: bool = False) -> bytes:
+    return json.dumps({"action": action, "arguments": arguments, "size": size, "again": again}).encode() + b"\n"
 
 
 def _value(line: bytes, verb: str, at: str, host: str) -> Any:
@@ -290,45 +308,3 @@ def _control_folder() -> str:
     if stat.S_ISLNK(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
         raise HostError("permission-denied", f"{folder} belongs to somebody else or is open to others", hint=f"remove {folder}")
     return folder
-
-
-class SshChannel:
-    """A relayed Unix socket. `receive` returns b"" at its end and raises `host-unreachable` when the connection was lost."""
-
-    def __init__(self, process: subprocess.Popen[bytes], path: str, host: str) -> None:
-        assert process.stdin is not None
-        assert process.stdout is not None
-        self._process, self._path, self._host = process, path, host
-        self._in: BinaryIO = process.stdin  # type: ignore[assignment]
-        self._out: BinaryIO = process.stdout  # type: ignore[assignment]
-
-    def send(self, data: bytes) -> None:
-        try:
-            self._in.write(data)
-            self._in.flush()
-        except OSError as e:
-            raise host_error(e.errno, "write to", self._path, host=self._host) from None
-
-    def receive(self, limit: int = 65536) -> bytes:
-        data = os.read(self._out.fileno(), limit)
-        if not data and self._ended() == 255:
-            raise HostError("host-unreachable", f"{self._host}: the connection was lost", evidence=(f"socket: {self._path}",))
-        return data
-
-    def _ended(self) -> int | None:
-        try:
-            return self._process.wait(timeout=5)
-        except subprocess.TimeoutExpired:
-            return None
-
-    def close(self) -> None:
-        for pipe in (self._in, self._out, self._process.stderr):
-            if pipe is not None:
-                try:
-                    pipe.close()
-                except OSError:
-                    continue
-        try:
-            self._process.wait(timeout=2)
-        except subprocess.TimeoutExpired:
-            kill_group(self._process)

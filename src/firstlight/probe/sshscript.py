@@ -19,14 +19,18 @@ def entry(script: bytes) -> str:
 def command_script(
     argv: Sequence[str], *, token: str, env: Mapping[str, str] | None = None, cwd: str | None = None, timeout: float | None = None
 ) -> bytes:
-    """Announces itself with `TOKEN:start` on stderr, runs argv, and closes with `TOKEN:STATUS` or `TOKEN:eCODE`."""
+    """Announces itself with `TOKEN:start` on stderr and `TOKEN:out` on stdout, runs argv, and closes with `TOKEN:STATUS` or `TOKEN:eCODE`.
+
+    One group in braces: of a script that was cut on its way nothing is run.
+    """
     quoted = " ".join(shlex.quote(a) for a in argv)
-    lines = [f"printf '%s:start\\n' {token} >&2", f"end() {{ printf '\\n%s:%s\\n' {token} \"$1\" >&2; exit 0; }}"]
+    lines = ["{", f"printf '%s:start\\n' {token} >&2; printf '%s:out\\n' {token}"]
+    lines.append(f"end() {{ printf '\\n%s:%s\\n' {token} \"$1\" >&2; exit 0; }}")
     if cwd is not None:
         lines.append(f"cd -- {shlex.quote(cwd)} 2>/dev/null || end e{NO_FOLDER}")
     lines += [f"export {name}={shlex.quote(value)}" for name, value in (env or {}).items() if re.fullmatch(r"[A-Za-z_]\w*", name)]
     lines.append(_found(shlex.quote(argv[0]), "/" in argv[0]))
-    lines += [_limited(quoted, timeout), 'end "$?"']
+    lines += [_limited(quoted, timeout), 'end "$?"', "}"]
     return "\n".join(lines).encode("utf-8", "surrogateescape")
 
 
@@ -42,6 +46,16 @@ def _limited(quoted: str, timeout: float | None) -> str:
         return quoted
     limit = max(1, round(timeout + 0.5))
     return f"if command -v timeout >/dev/null 2>&1; then timeout -s KILL {limit} {quoted}; else {quoted}; fi"
+
+
+def out_mark(token: str) -> bytes:
+    return f"{token}:out\n".encode()
+
+
+def own_output(out: bytes, token: str) -> bytes:
+    """The command's own output, without what a login's start files print to everybody."""
+    noise, mark, own = out.partition(out_mark(token))
+    return own if mark else noise
 
 
 class Answer(NamedTuple):
@@ -88,6 +102,15 @@ _HINTS = {
     "host-unreachable": "try `ssh {host} true`; name, port, user and jumps come from ~/.ssh/config",
 }
 UNREACHABLE = frozenset(_HINTS)
+# ssh's words for a connection that was there: not for a host that refuses, is unknown or never answers
+_CUT = re.compile(
+    rb"closed by|reset by peer|Broken pipe|[Mm]ux|closed\.? *$|Timeout, server|shared connection|^\s*$|Syntax error|syntax error"
+)
+
+
+def is_cut(stderr: bytes) -> bool:
+    """Whether the connection broke, and the same may be tried again."""
+    return not any(re.search(pattern, stderr) for pattern, _, _ in _REFUSALS) and bool(_CUT.search(stderr))
 
 
 def refusal(stderr: bytes, host: str) -> tuple[str, str, str]:

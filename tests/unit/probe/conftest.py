@@ -52,3 +52,13 @@ def bare_sshd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sshd]:
     server = Sshd(tmp_path_factory.mktemp("bare"), extra=f'ForceCommand PATH={tools}; export PATH; exec sh -c "$SSH_ORIGINAL_COMMAND"')
     yield server
     server.stop()
+
+
+@pytest.fixture(scope="session")
+def noisy_sshd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sshd]:
+    """A login whose start files greet everybody, on both streams."""
+    needed()
+    greet = r"printf 'Welcome\\nto the cluster\\nno newline at the end'; echo 'quota: 93 %' >&2"
+    server = Sshd(tmp_path_factory.mktemp("noisy"), extra=f'ForceCommand {greet}; exec sh -c "$SSH_ORIGINAL_COMMAND"')
+    yield server
+    server.stop()

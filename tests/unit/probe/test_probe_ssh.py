@@ -13,11 +13,12 @@ from typing import Any
 import pytest
 
 from firstlight.core.errors import HostError, UsageError
+from firstlight.probe.cuts import ConnectionLost
 from firstlight.probe.forward import remote_target
 from firstlight.probe.machine import probe_machine
-from firstlight.probe.patient import PatientSshHost
-from firstlight.probe.ssh import SshHost
-from firstlight.probe.sshscript import command_script, entry, read_answer
+from firstlight.probe.patient import open_patient_host
+from firstlight.probe.ssh import SshHost, _request
+from firstlight.probe.sshscript import command_script, entry, own_output, read_answer
 
 
 def failure(address: str, config: str) -> HostError:
@@ -57,10 +58,13 @@ def test_a_jump_of_the_user_s_own_configuration_is_taken(sshd: Any) -> None:
     assert (sshd.folder / "log").read_text().count("Accepted publickey") == before + 2
 
 
-def test_reading_waits_for_a_host_that_was_reached_and_not_for_one_that_never_was(sshd: Any, tmp_path: Path) -> None:
+def test_reading_waits_for_a_host_that_was_reached_and_not_for_one_that_never_was(
+    sshd: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FIRSTLIGHT_SSH_CONFIG", sshd.config)
     lost: list[str] = []
     (tmp_path / "log").write_bytes(b"0123456789")
-    host = PatientSshHost("ssh://spark", config=sshd.config, on_lost=lambda e: lost.append(e.code))
+    host = open_patient_host("ssh://spark", lambda e: lost.append(e.code))
     assert host.read(str(tmp_path / "log"), 0, 4) == b"0123"
     sshd.stop()
     try:
@@ -70,7 +74,7 @@ def test_reading_waits_for_a_host_that_was_reached_and_not_for_one_that_never_wa
         assert lost == ["host-unreachable"]
     finally:
         back.join()
-    never = PatientSshHost(f"ssh://127.0.0.1:{free_port()}", config=sshd.config)
+    never = open_patient_host(f"ssh://127.0.0.1:{free_port()}")
     with pytest.raises(HostError):
         never.stat("/")
 
@@ -131,17 +135,90 @@ def test_without_an_ssh_client(sshd: Any, monkeypatch: pytest.MonkeyPatch) -> No
     assert (error.value.code, "ssh" in error.value.message) == ("command-not-found", True)
 
 
-def test_a_cut_connection_is_told_and_the_next_command_works(sshd: Any, tmp_path: Path) -> None:
-    host = SshHost("ssh://spark", config=sshd.config)
-    mark = tmp_path / "started"
+def test_a_command_that_was_cut_runs_again_and_is_told_once_patience_is_over(sshd: Any, tmp_path: Path) -> None:
+    mark, lost = tmp_path / "started", list[str]()
+    script = f"echo run >>'{mark}'; [ $(wc -l <'{mark}') -gt 1 ] || sleep 20; echo whole"
+    timer = threading.Thread(target=lambda: (wait_for(mark.exists), sshd.cut()))
+    timer.start()
+    host = SshHost("ssh://spark", config=sshd.config, on_lost=lambda e: lost.append(e.message))
+    assert host.run(["sh", "-c", script], timeout=30).text == "whole\n"
+    timer.join()
+    assert mark.read_text() == "run\nrun\n"
+    assert len(lost) == 1
+    assert "lost" in lost[0]
+    mark.unlink()
     timer = threading.Thread(target=lambda: (wait_for(mark.exists), sshd.cut()))
     timer.start()
     with pytest.raises(HostError) as error:
-        host.run(["sh", "-c", f"touch '{mark}'; sleep 20"], timeout=30)
+        SshHost("ssh://spark", config=sshd.config, patience=0.0).run(["sh", "-c", f"touch '{mark}'; sleep 20"], timeout=30)
     timer.join()
     assert error.value.code == "host-unreachable"
-    assert "lost" in error.value.message
-    assert host.run(["echo", "back"]).text == "back\n"
+
+
+def test_what_must_happen_once_happens_once_though_its_answer_was_lost(sshd: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first answer of every operation is thrown away, as a cut after the deed would do."""
+    host = SshHost("ssh://spark", config=sshd.config)
+    assert host.run(["true"]).ok
+    real, asked = host._run_once, list[str]()
+
+    def lossy(argv: Any, stdin: Any, *more: Any) -> Any:
+        answer = real(argv, stdin, *more)
+        request = (stdin or b"").split(b"\n")[0]
+        if b'"again": false' in request:
+            asked.append(request.decode())
+            raise ConnectionLost("host-unreachable", "lost on its way")
+        return answer
+
+    monkeypatch.setattr(host, "_run_once", lossy)
+    a, b, link, log = (str(tmp_path / n) for n in ("a ü", "b", "link", "log"))
+    host.write(a, b"whole")
+    host.rename(a, b)
+    host.symlink(b, link)
+    pid = host.spawn(["sh", "-c", "echo started; sleep 30"], log=log)
+    try:
+        wait_for(lambda: Path(log).exists() and Path(log).read_text())
+        time.sleep(0.3)
+        assert Path(log).read_text() == "started\n", "once"
+        assert Path(b).read_bytes() == Path(link).read_bytes() == b"whole"
+        assert Path(f"/proc/{pid}").exists()
+    finally:
+        os.kill(pid, 9)
+    host.remove(b)
+    host.mkdir(str(tmp_path / "folder"))
+    assert len(asked) >= 6
+
+
+def test_of_a_script_that_was_cut_on_its_way_nothing_runs(tmp_path: Path) -> None:
+    script = command_script(["touch", str(tmp_path / "first"), str(tmp_path / "second")], token="t" * 24)
+    for length in range(0, len(script) - 1, 7):
+        subprocess.run(["sh", "-c", entry(script)], input=script[:length], capture_output=True, check=False, timeout=60)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_that_was_cut_on_its_way_is_not_written(sshd: Any, tmp_path: Path) -> None:
+    host, path = SshHost("ssh://spark", config=sshd.config), tmp_path / "weights"
+    path.write_bytes(b"former")
+    request = _request("write", str(path), 0o644, size=1000, again=False)
+    assert not host._run_once(host._helper(), request + b"only the beginning", 30).ok
+    assert path.read_bytes() == b"former"
+    assert [p.name for p in tmp_path.iterdir()] == ["weights"]
+
+
+def test_what_a_login_s_start_files_print_is_nobody_s_answer(noisy_sshd: Any, tmp_path: Path) -> None:
+    host = SshHost("ssh://spark", config=noisy_sshd.config)
+    assert host.run(["printf", "own"]).stdout == b"own"
+    host.write(str(tmp_path / "x"), b"0123456789")
+    assert host.read(str(tmp_path / "x"), 2, 3) == b"234"
+    assert [i.path for i in host.list(str(tmp_path))] == [str(tmp_path / "x")]
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(str(tmp_path / "sock"))
+    listener.listen()
+    channel = host.connect(str(tmp_path / "sock"))
+    server, _ = listener.accept()
+    server.sendall(b"hello")
+    assert channel.receive() == b"hello"
+    for one in (channel, server, listener):
+        one.close()
 
 
 def wait_for(condition: Any) -> None:
@@ -240,4 +317,4 @@ def test_any_login_shell_starts_the_script(shell: str) -> None:
     done = subprocess.run([*argv, entry(script)], input=script + b"own input", capture_output=True, check=False, timeout=60)
     answer = read_answer(done.stderr, "t" * 24)
     assert (answer.started, answer.status) == (True, 0), done.stderr
-    assert done.stdout.decode() == "a 'b' \\ ! $HOME|line\nbreak|ü|own input"
+    assert own_output(done.stdout, "t" * 24).decode() == "a 'b' \\ ! $HOME|line\nbreak|ü|own input"

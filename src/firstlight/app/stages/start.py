@@ -6,12 +6,13 @@ from collections.abc import Callable
 
 import msgspec
 
-from firstlight.app.copying import Copy, copy_model, plan_copy
+from firstlight.app.copying import copy_model, plan_copy
 from firstlight.app.elsewhere import only_here, places_of, ship_key
 from firstlight.app.landed import check_landed
 from firstlight.app.places import cache_folder
 from firstlight.app.recording import with_records
 from firstlight.app.restarts import before_restart
+from firstlight.app.sending import Copy
 from firstlight.app.session import Session
 from firstlight.app.stages.ports import choosing, free_port
 from firstlight.app.store import RunFolder

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -35,8 +36,14 @@ def listing(path: str) -> list[dict[str, Any]]:
     return [i for i in found if i is not None]
 
 
-def write(path: str, mode: int) -> None:
+class Cut(Exception):
+    """What was sent did not arrive whole: the connection broke."""
+
+
+def write(path: str, mode: int, size: int) -> None:
     data = source.read()
+    if len(data) != size:
+        raise Cut
     folder, name = os.path.split(os.path.abspath(path))
     os.makedirs(folder, exist_ok=True)
     handle, temporary = tempfile.mkstemp(prefix="." + name[:100] + ".", dir=folder)
@@ -50,9 +57,15 @@ def write(path: str, mode: int) -> None:
         raise
 
 
-def symlink(target: str, path: str) -> None:
+def symlink(target: str, path: str, again: bool) -> None:
     os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
-    os.symlink(target, path)
+    if not (again and os.path.islink(path) and os.readlink(path) == target):
+        os.symlink(target, path)
+
+
+def rename(old: str, new: str, again: bool) -> None:
+    if not (again and os.path.lexists(new) and not os.path.lexists(old)):
+        os.replace(old, new)
 
 
 def remove(path: str) -> None:
@@ -65,8 +78,38 @@ def remove(path: str) -> None:
         pass
 
 
-def spawn(argv: list[str], log: str, env: dict[str, str], cwd: str | None) -> int:
-    os.makedirs(os.path.dirname(os.path.abspath(log)), exist_ok=True)
+def spawn(argv: list[str], log: str, env: dict[str, str], cwd: str | None, token: str) -> int:
+    """Once per token, however often it is asked: who comes second answers with the pid of the first."""
+    folder = os.path.dirname(os.path.abspath(log))
+    os.makedirs(folder, exist_ok=True)
+    mark = os.path.join(folder, ".spawned-" + token)
+    try:
+        os.close(os.open(mark, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
+    except FileExistsError:
+        return first_pid(mark)
+    try:
+        pid = start(argv, log, env, cwd)
+    except BaseException:
+        os.unlink(mark)
+        raise
+    with open(mark + ".new", "w") as file:
+        file.write(str(pid))
+    os.replace(mark + ".new", mark)
+    return pid
+
+
+def first_pid(mark: str) -> int:
+    deadline = time.monotonic() + 20
+    while time.monotonic() < deadline:
+        with open(mark) as file:
+            text = file.read()
+        if text:
+            return int(text)
+        time.sleep(0.05)
+    raise OSError("it was started, and nobody knows with which pid")
+
+
+def start(argv: list[str], log: str, env: dict[str, str], cwd: str | None) -> int:
     output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     full = dict(os.environ, **env)
     process = subprocess.Popen(
@@ -115,10 +158,13 @@ ACTIONS: dict[str, Callable[..., Any]] = {
     "write": write,
     "mkdir": lambda path, mode: os.makedirs(path, mode=mode, exist_ok=True),
     "symlink": symlink,
-    "rename": os.replace,
+    "rename": rename,
     "remove": remove,
     "spawn": spawn,
 }
+
+# again: the same was asked before, and its answer was lost. size: of the bytes that follow
+TOLD = {"write": ("size",), "symlink": ("again",), "rename": ("again",)}
 
 
 def read_line() -> bytes:
@@ -141,7 +187,8 @@ def main() -> None:
             answer({"value": None})
             pump(connection)
         else:
-            answer({"value": ACTIONS[action](*arguments)})
+            told = [request[name] for name in TOLD.get(action, ())]
+            answer({"value": ACTIONS[action](*arguments, *told)})
     except OSError as e:
         answer({"errno": e.errno, "text": str(e), "missing": getattr(e, "filename", None)})
 
