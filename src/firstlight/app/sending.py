@@ -19,6 +19,7 @@ from firstlight.probe.ssh import SshHost
 PATIENCE_SECONDS = 600.0
 PIECE = 32 << 20
 HASH_SECONDS = 3600.0
+FRUITLESS = 3
 _NO_SFTP = (b"subsystem request failed", b"Received message too long", b"sftp-server")
 Progress = Callable[[int, int], None]
 
@@ -72,17 +73,19 @@ class _Sender:
         return -1 if found is None else found.size
 
     async def _whole(self, source: str, part: str, size: int) -> None:
-        """Until the part has every byte; ten minutes without one more are enough."""
-        most, pause, deadline = -1, FIRST_PAUSE, time.monotonic() + PATIENCE_SECONDS
+        """Until the part has every byte; ten minutes without one more are enough. An sftp that only closes (no subsystem) is given up."""
+        most, stuck, pause, deadline = -2, 0, FIRST_PAUSE, time.monotonic() + PATIENCE_SECONDS
         while (have := await self._size(part)) != size:
             if have > size:
                 await asyncio.to_thread(self.host.remove, part)
                 continue
             if have > most:
-                most, pause, deadline = have, FIRST_PAUSE, time.monotonic() + PATIENCE_SECONDS
+                most, stuck, pause, deadline = have, 0, FIRST_PAUSE, time.monotonic() + PATIENCE_SECONDS
             elif time.monotonic() > deadline:
                 raise not_copied(self.host, source, f"{have} of {size} bytes".encode())
             else:
+                stuck += 1
+                self.by_sftp = self.by_sftp and stuck < FRUITLESS
                 await asyncio.sleep(pause)
                 pause = min(LONGEST_PAUSE, 2 * pause)
             await self._send(source, part, max(have, 0))
