@@ -1,6 +1,6 @@
 """How fast `watch` and `diagnose` read a log: MB/s on one core, memory, and the time from a line to its event.
 
-    python bench/watch.py [--megabytes 256] [--json bench/results/watch.json]
+    python bench/watch.py [--megabytes 256] [--only NAME,NAME] [--json bench/results/watch.json]
 
 The log is made here: a start of 64 workers, then a server's everyday lines, tracebacks of requests among them. `watch` and `diagnose` are
 the readers alone; `command` is the whole `firstlight watch LOG --replay` on a file, `command_jsonl` with every event written; `live_file`
@@ -200,22 +200,42 @@ def took(target: IO[bytes], events: IO[bytes], i: int) -> float:
     return (time.perf_counter() - began) * 1e3
 
 
+def measured(name: str, megabytes: int, folder: Path) -> dict[str, float]:
+    match name:
+        case "watch":
+            return watched(megabytes)
+        case "diagnose":
+            return diagnosed(megabytes)
+        case "line_to_event":
+            return latency()
+        case "watch_carried_mb_per_second":
+            return watched_carried()
+        case "command":
+            return commanded(folder, megabytes)
+        case "command_jsonl":
+            return commanded(folder, megabytes, "-o", "jsonl")
+        case "live_file" | "live_pipe":
+            return live(folder, pipe=name == "live_pipe")
+        case _:
+            raise ValueError(name)
+
+
+NAMES = ("watch", "diagnose", "line_to_event", "watch_carried_mb_per_second", "command", "command_jsonl", "live_file", "live_pipe")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--megabytes", type=int, default=256)
+    parser.add_argument("--only", default=",".join(NAMES))
     parser.add_argument("--json", type=Path, default=Path(__file__).parent / "results" / "watch.json")
     options = parser.parse_args()
-    result = {"watch": watched(options.megabytes), "diagnose": diagnosed(options.megabytes), "line_to_event": latency()}
-    result["watch_carried_mb_per_second"] = watched_carried()
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        result["command"] = commanded(folder, options.megabytes)
-        result["command_jsonl"] = commanded(folder, options.megabytes, "-o", "jsonl")
-        result["live_file"], result["live_pipe"] = live(folder, pipe=False), live(folder, pipe=True)
-    for name, row in result.items():
-        print(f"{name:14}", "  ".join(f"{k} {v}" for k, v in row.items()))
+    result = json.loads(options.json.read_text()) if options.json.exists() else {}
+    with tempfile.TemporaryDirectory() as folder:
+        for name in options.only.split(","):
+            result[name] = measured(name, options.megabytes, Path(folder))
+            print(f"{name:14}", "  ".join(f"{k} {v}" for k, v in result[name].items()), flush=True)
     options.json.parent.mkdir(exist_ok=True)
-    options.json.write_text(json.dumps(result, indent=1) + "\n")
+    options.json.write_text(json.dumps({name: result[name] for name in NAMES if name in result}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -94,6 +94,7 @@ def _shortened(block: bytes) -> bytes:
 
 
 _ANSI_NAMED = re.compile(r"(?:ESC|\^\[|␛|(?<=\))|^)\[\d{1,2}(?:;\d{1,2})*m")
+_COLOUR = re.compile(r"\[\d{1,2}(?:;\d{1,2})*m")
 _ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-_])")
 _LEVELS = r"(?:DEBUG|INFO|WARNING|WARN|ERROR|CRITICAL|FATAL)"
 _NAMED = re.compile(
@@ -176,7 +177,7 @@ def parse(number: int, raw: str) -> list[Line]:
         return line
     if "\x1b" in raw:
         raw = _ANSI.sub("", raw)
-    elif "m" in raw[:48] and "[" in raw[:48]:
+    elif _COLOUR.search(raw, 0, 48):
         raw = _ANSI_NAMED.sub("", raw)
     if raw.startswith("> "):
         raw = raw[2:]
