@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from fault_cases_fake import died, unsupervised
+from fault_cases_fake import died, unguarded, unsupervised
 from fault_kit import (
     HOST,
     Case,
@@ -298,6 +298,15 @@ def _(kit: Kit) -> Result:
     client = kit.ready(kit.start(kit.vllm()))
     engine, since = engine_pid(client), strike(supervisor_pid(client))
     strike(engine)
+    return unsupervised(client, since)
+
+
+@case("SIGKILL of supervisor, guardian and API server at once", "vllm")
+def _(kit: Kit) -> Result:
+    client = kit.ready(kit.start(kit.vllm()))
+    engine = engine_pid(client)
+    since = unguarded(client)
+    strike(engine)
     left = find_processes(HOST, client.folder).processes
     noticed = time.time() - since
     proof = client.sweep()
@@ -309,7 +318,7 @@ def _(kit: Kit) -> Result:
 @case("everything of the run killed at once", "vllm")
 def _(kit: Kit) -> Result:
     client = kit.ready(kit.start(kit.vllm()))
-    since = strike(supervisor_pid(client))
+    since = unguarded(client)
     for process in find_processes(HOST, client.folder).processes:
         strike(process.pid)
     noticed = time.time() - since

@@ -20,6 +20,7 @@ from fault_kit import (
     Skip,
     engine_pid,
     event,
+    guardian_pid,
     log_has,
     memory_limit,
     named,
@@ -62,13 +63,26 @@ def died(client: SupervisorClient, since: float) -> Result:
 
 
 def unsupervised(client: SupervisorClient, since: float, *, timeout: float = 20.0) -> Result:
-    """The supervisor is dead; the next command notices, and nothing of the engine is left (the kernel told it) or it is ended."""
-    status = client.status()
-    noticed = time.time() - since
-    assert not status.answering, "the supervisor still answers"
-    left = wait(lambda: True if not find_processes(HOST, client.folder).processes else None, seconds=timeout, what="the engine's end")
-    assert left
-    return Result(noticed, "next command says: no supervisor; the engine ended with it")
+    """The supervisor is dead: its guardian says so and ends what is left, nobody asks it to."""
+    died = until(client, "supervisor-died", after=since - 0.01, seconds=timeout)
+    ended = until(client, "ended", after=since - 0.01, seconds=timeout)
+    assert not client.status().answering, "the supervisor still answers"
+    left = find_processes(HOST, client.folder).processes
+    assert not left, f"still there: {left}"
+    proof = ended.data["proof"]
+    return Result(
+        died.time - since,
+        f"told by its guardian; {len(proof['ended'])} processes gone after {ended.time - since:.1f} s, clean={proof['clean']}",
+    )
+
+
+def unguarded(client: SupervisorClient) -> float:
+    """Supervisor and guardian killed at once; returns when."""
+    guardian, boss = guardian_pid(client), supervisor_pid(client)
+    since = strike(guardian)
+    strike(boss)
+    wait(lambda: not find_processes(HOST, client.folder).supervised)
+    return since
 
 
 # engine processes
@@ -285,11 +299,62 @@ def _(kit: Kit) -> Result:
 @case("SIGKILL of the supervisor, and the engine ignores SIGTERM")
 def _(kit: Kit) -> Result:
     client = kit.ready(kit.start(kit.fake("deaf")))
+    return unsupervised(client, strike(supervisor_pid(client)))
+
+
+@case("SIGKILL of supervisor and guardian, and the engine ignores SIGTERM")
+def _(kit: Kit) -> Result:
+    client = kit.ready(kit.start(kit.fake("deaf")))
+    since = unguarded(client)
+    wait(lambda: find_processes(HOST, client.folder).orphaned)
+    noticed = time.time() - since
+    proof = client.sweep()
+    return Result(noticed, f"the next command finds it by its records, ended {len(proof['ended'])} process, clean={proof['clean']}")
+
+
+@case("SIGKILL of the guardian")
+def _(kit: Kit) -> Result:
+    client = kit.ready(kit.start(kit.fake("workers")))
+    strike(guardian_pid(client))
+    time.sleep(1.0)
+    assert client.status().state == "ready"
+    return Result(None, f"serves on; down ended it, clean={client.stop().exit['proof']['clean']}")
+
+
+@case("SIGSTOP of the guardian, then SIGKILL of the supervisor")
+def _(kit: Kit) -> Result:
+    client = kit.ready(kit.start(kit.fake("deaf")))
+    strike(guardian_pid(client), "SIGSTOP")
     since = strike(supervisor_pid(client))
     wait(lambda: find_processes(HOST, client.folder).orphaned)
     noticed = time.time() - since
     proof = client.sweep()
-    return Result(noticed, f"found as orphaned by its records, ended {len(proof['ended'])} process, clean={proof['clean']}")
+    os.kill(guardian_pid(client), signal.SIGKILL)
+    return Result(noticed, f"the next command ends what is left, clean={proof['clean']}")
+
+
+@case("SIGKILL of the supervisor's whole process group")
+def _(kit: Kit) -> Result:
+    client = kit.ready(kit.start(kit.fake("deaf")))
+    since = time.time()
+    os.killpg(os.getpgid(supervisor_pid(client)), signal.SIGKILL)
+    return unsupervised(client, since)
+
+
+@case("run folder removed and the supervisor killed at once")
+def _(kit: Kit) -> Result:
+    client = kit.ready(kit.start(kit.fake("workers")))
+    guardian, kept = guardian_pid(client), Path(client.folder, "supervise.json").read_bytes()
+    boss = supervisor_pid(client)
+    shutil.rmtree(client.folder)
+    since = strike(boss)
+    wait(lambda: procfs.process(guardian) is None, seconds=20, what="the guardian's end")
+    gone = time.time() - since
+    left = [p for p, t in kit.members if procfs.same(p, t)]
+    Path(client.folder).mkdir(exist_ok=True)
+    Path(client.folder, "supervise.json").write_bytes(kept)
+    client.sweep()
+    return Result(None, f"its guardian ended everything within {gone:.1f} s without a record to read; {len(left)} left")
 
 
 @case("SIGKILL of the supervisor of an engine that is to be kept")
@@ -307,6 +372,14 @@ def _(kit: Kit) -> Result:
 def _(kit: Kit) -> Result:
     client = kit.ready(kit.start(kit.fake("workers")))
     engine, since = engine_pid(client), strike(supervisor_pid(client))
+    os.kill(engine, signal.SIGKILL)
+    return unsupervised(client, since)
+
+
+@case("SIGKILL of supervisor, guardian and engine at once, detached workers stay")
+def _(kit: Kit) -> Result:
+    client = kit.ready(kit.start(kit.fake("workers")))
+    engine, since = engine_pid(client), unguarded(client)
     os.kill(engine, signal.SIGKILL)
     wait(lambda: find_processes(HOST, client.folder).orphaned)
     noticed = time.time() - since
@@ -603,7 +676,15 @@ def _(kit: Kit) -> Result:
     pid = supervisor_pid(client)
     for name in ("supervisor.json", "engine.json", "supervise.json"):
         Path(client.folder, name).write_text("\0garbage")
-    since = strike(pid)
+    return unsupervised(client, strike(pid))
+
+
+@case("records overwritten with garbage, supervisor and guardian killed")
+def _(kit: Kit) -> Result:
+    client = kit.ready(kit.start(kit.fake("deaf")))
+    since = unguarded(client)
+    for name in ("supervisor.json", "engine.json", "supervise.json"):
+        Path(client.folder, name).write_text("\0garbage")
     wait(lambda: find_processes(HOST, client.folder).processes)
     noticed = time.time() - since
     marked = {m.pid for m in find_marked(HOST, scratch=str(kit.root))}

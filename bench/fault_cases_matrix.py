@@ -44,20 +44,11 @@ def supervisor(signal: str, phase: str, kit: Kit) -> Result:
     client = begin(kit, phase)
     since = strike(supervisor_pid(client), signal)
     if signal != "SIGSTOP":
-        return orphaned(client, since) if phase != "imports" else unsupervised(client, since)
+        return unsupervised(client, since)
     assert not client.status().answering
     noticed = time.time() - since
     client.stop(grace_seconds=1)
     return Result(noticed, "seen to be stopped; down killed it and swept the engine")
-
-
-def orphaned(client: SupervisorClient, since: float) -> Result:
-    """One worker ignores every signal but SIGKILL and has left session and environment: the next command ends it."""
-    assert not client.status().answering
-    noticed = time.time() - since
-    time.sleep(2.0)
-    proof = client.sweep()
-    return Result(noticed, f"next command says: no supervisor; it ended the deaf worker and what waited for it, clean={proof['clean']}")
 
 
 def api_server(signal: str, phase: str, kit: Kit) -> Result:

@@ -44,9 +44,11 @@ class Result(NamedTuple):
 
 
 class Case(NamedTuple):
+    """run: one start. Where several faults are made in it, it returns each with its own name, and `fault` names them all."""
+
     fault: str
     engine: str
-    run: Callable[[Kit], Result]
+    run: Callable[[Kit], Result | list[tuple[str, Result]]]
 
 
 class Kit:
@@ -122,7 +124,7 @@ class Kit:
             record = json.loads(Path(client.folder, "supervisor.json").read_text())
         except (OSError, ValueError):
             return
-        refs = [record.get("supervisor"), record.get("engine")]
+        refs = [record.get("supervisor"), record.get("guardian"), record.get("engine")]
         self.members |= {(r["pid"], r["start_ticks"]) for r in refs if r} | {(p, t) for p, t in record.get("members") or []}
         self.segments |= set().union(*(procfs.shared_memory(p) for p, t in self.members if procfs.same(p, t)))
         self.runtimes |= {record["runtime"]} if record.get("runtime") else set()
@@ -249,6 +251,11 @@ def supervisor_pid(client: SupervisorClient) -> int:
     ref = client.status().supervisor
     assert ref is not None, "no supervisor"
     return ref.pid
+
+
+def guardian_pid(client: SupervisorClient) -> int:
+    record = json.loads(Path(client.folder, "supervisor.json").read_text())
+    return int(record["guardian"]["pid"])
 
 
 def named(client: SupervisorClient, text: str, *, seconds: float = 60.0) -> int:

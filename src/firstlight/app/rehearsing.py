@@ -253,7 +253,8 @@ def _failed(
     phases: dict[str, float],
 ) -> Observation:
     exit_record = client.exit() or {}
-    found = diagnose(data, engine=spec.engine, version=version, exit_status=exit_record.get("returncode"))
+    oom = {"cgroup_oom_kills": 1} if exit_record.get("oom_killed") else {}
+    found = diagnose(data, engine=spec.engine, version=version, exit_status=exit_record.get("returncode"), context=oom)
     diagnoses.append(found)
     cause = found.cause
     text = exit_record.get("message") or (f"{cause.title}" if cause else None)

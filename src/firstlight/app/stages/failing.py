@@ -33,7 +33,7 @@ async def failed(session: Session, data: dict[str, Any]) -> EngineFailed:
         session.folder.write(f"attempts/{session.attempt}/engine.log", text)  # a bug report needs it here
     diagnosis = never_started(data)
     if diagnosis is None:
-        diagnosis = await asyncio.to_thread(_diagnose, session, text, data.get("returncode"))
+        diagnosis = await asyncio.to_thread(_diagnose, session, text, data)
     session.save(diagnosis, "diagnosis.json")
     session.save(diagnosis, f"attempts/{session.attempt}/diagnosis.json")
     lines = [f"line {e.line}: {e.text.strip()[:200]}" for e in diagnosis.cause.evidence[:4]] if diagnosis.cause else last_lines(text)
@@ -53,14 +53,16 @@ async def port_stolen(session: Session, data: dict[str, Any]) -> EngineFailed:
     return EngineFailed(diagnosis, evidence=(holder,), hint="--port N names a port that is kept free")
 
 
-def _diagnose(session: Session, text: bytes, status: Any) -> Diagnosis:
+def _diagnose(session: Session, text: bytes, data: dict[str, Any]) -> Diagnosis:
     from firstlight.diagnose.diagnose import diagnose
 
+    status = data.get("returncode")
     return diagnose(
         text,
         engine=session.launch.engine if session.launch else None,
         version=session.install.version if session.install else None,
         exit_status=status if isinstance(status, int) else None,
+        context={"cgroup_oom_kills": 1} if data.get("oom_killed") else {},
     )
 
 
@@ -85,7 +87,7 @@ def last_lines(text: bytes, count: int = 4) -> list[str]:
 
 def _how_it_ended(data: dict[str, Any]) -> str:
     if data.get("signal"):
-        return f"the engine was killed by {data['signal']}"
+        return f"the engine was killed by {data['signal']}{' of the OOM killer' if data.get('oom_killed') else ''}"
     if data.get("returncode") is not None:
         return f"the engine ended with exit code {data['returncode']}"
     return str(data.get("reason") or "")

@@ -100,8 +100,9 @@ class Keeper:
         if self._s.engine is None:
             return
         before, segments = self.known(), len(self.shared_memory)
-        changed = self._shared_memory_changed()
-        for member in self._current():
+        changed, current = self._shared_memory_changed(), self._current()
+        self._s.oom.note(m.process.pid for m in current)
+        for member in current:
             pid = member.process.pid
             self._note_pause(member)
             if changed or pid not in self._members:

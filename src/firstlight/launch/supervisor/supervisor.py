@@ -21,6 +21,7 @@ from .keeping import Keeper
 from .logfile import EngineLog
 from .loop import Loop, Task
 from .members import Claim, members, remove_cgroup
+from .oom import OomWatch
 from .policy import RestartPolicy
 from .records import EventFile, give_up_reserve, keep_reserve, visible_arguments, visible_environment, write_json
 from .requests import VERSION, Requests, status_of
@@ -56,7 +57,7 @@ class Supervisor:
         self.exit: dict[str, Any] | None = None
         self.waiting: list[Client] = []
         self.started = self._engine_started = time.monotonic()
-        self._oom_before = procfs.oom_kills()
+        self.oom = OomWatch()
         self._stop_requests = self._log_offset = 0
 
     def _path(self, name: str) -> str:
@@ -126,7 +127,7 @@ class Supervisor:
             return
         self.engine, self.exit, self.ready_seconds = engine, None, None
         self._engine_started = time.monotonic()
-        self._oom_before = procfs.oom_kills()
+        self.oom = OomWatch()
         self._watch_engine(engine)
         self._record(engine)
         self.enter("starting")
@@ -235,11 +236,10 @@ class Supervisor:
     def _note_exit(self, returncode: int | None) -> None:
         assert self.engine is not None
         number = -returncode if returncode is not None and returncode < 0 else None
-        struck = procfs.oom_kills() - self._oom_before
         self.exit = {
             "returncode": returncode,
             "signal": signal.Signals(number).name if number in set(signal.Signals) else number,
-            "oom_killed": bool(number == signal.SIGKILL and struck > 0 and self.state != "stopping"),
+            "oom_killed": self.state != "stopping" and self.oom.struck(killed=number == signal.SIGKILL),
             "time": time.time(),
             "seconds": round(time.monotonic() - self._engine_started, 3),
             "ready": self.ready_seconds is not None,

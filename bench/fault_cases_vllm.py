@@ -1,0 +1,174 @@
+"""vLLM, process by process, signal by signal, phase by phase: what stops and goes on is looked at in the start that a SIGSEGV then ends."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+from fault_cases_engines import _member_died
+from fault_cases_fake import died, unsupervised
+from fault_kit import Case, Kit, Result, engine_pid, memory_limit, named, post, strike, supervisor_pid, until, wait, with_changes
+
+from firstlight.core.run import LaunchSpec
+from firstlight.launch.client import SupervisorClient
+
+SEEN_SECONDS = 4.5  # members that lived for three seconds are named when they end
+TITLES = {"the engine core": "VLLM::EngineCore", "a worker": "VLLM::Worker"}
+Rows = list[tuple[str, Result]]
+
+
+def begin(kit: Kit, phase: str, *args: str) -> SupervisorClient:
+    """A vLLM that has come to the phase, its processes known to its supervisor."""
+    client = kit.start(kit.vllm(*args))
+    if phase == "imports":
+        time.sleep(3)
+    elif phase == "loads":
+        named(client, TITLES["a worker"], seconds=300)
+        time.sleep(SEEN_SECONDS)
+        assert client.status().state == "starting", "it was ready too soon"
+    else:
+        kit.ready(client)
+    kit.note(client)
+    return client
+
+
+def stop_and_go(client: SupervisorClient, pid: int, kinds: tuple[str, str]) -> Result:
+    """Stopped, told, continued, told."""
+
+    def told(kind: str, since: float) -> float:
+        found = wait(
+            lambda: next((e for e in client.past_events() if e.kind == kind and e.data["pid"] == pid and e.time >= since), None), what=kind
+        )
+        return float(found.time)
+
+    since = strike(pid, "SIGSTOP")
+    paused = told(kinds[0], since) - since
+    again = strike(pid, "SIGCONT")
+    return Result(paused, f"reported as paused, and after SIGCONT as going on ({told(kinds[1], again) - again:.2f} s)")
+
+
+def api_server(phase: str, kit: Kit) -> Rows:
+    client = begin(kit, phase)
+    stopped = stop_and_go(client, engine_pid(client), ("paused", "continued"))
+    rows = [(f"SIGSTOP of the API server while it {phase}", stopped)]
+    if phase == "serves":
+        for what, title in TITLES.items():
+            rows.append((f"SIGSTOP of {what} while it serves, for a moment", _member_paused(client, named(client, title))))
+        status, _ = post(client.status().port, {"model": "tiny", "prompt": "hello", "max_tokens": 4})
+        assert status == 200, f"it answers {status} after it went on"
+    return [*rows, (f"SIGSEGV of the API server while it {phase}", died(client, strike(engine_pid(client), "SIGSEGV")))]
+
+
+def _member_paused(client: SupervisorClient, pid: int) -> Result:
+    return stop_and_go(client, pid, ("member-paused", "member-continued"))
+
+
+def member(what: str, phase: str, kit: Kit) -> Rows:
+    client = begin(kit, phase)
+    pid = named(client, TITLES[what])
+    rows = [(f"SIGSTOP of {what} while it loads", _member_paused(client, pid))] if phase == "loads" else []
+    return [*rows, (f"SIGSEGV of {what} while it {phase}", _member_died(client, pid, strike(pid, "SIGSEGV")))]
+
+
+def supervisor(signal: str, phase: str, kit: Kit) -> Result:
+    client = begin(kit, phase)
+    since = strike(supervisor_pid(client), signal)
+    if signal != "SIGSTOP":
+        return unsupervised(client, since)
+    assert not client.status().answering
+    noticed = time.time() - since
+    begun = time.monotonic()
+    ended = client.stop(grace_seconds=3)
+    return Result(
+        noticed, f"seen to be stopped; down ended it in {time.monotonic() - begun:.1f} s, clean={(ended.exit or {})['proof']['clean']}"
+    )
+
+
+def two_ranks(kit: Kit, phase: str) -> SupervisorClient:
+    return begin(kit, phase, "--tensor-parallel-size", "2")
+
+
+def rank(signal: str, phase: str, kit: Kit) -> Result:
+    client = two_ranks(kit, phase)
+    pid = named(client, "VLLM::Worker_TP1")
+    return _member_died(client, pid, strike(pid, signal))
+
+
+def rank_stops(kit: Kit) -> Rows:
+    client = two_ranks(kit, "serves")
+    rows = []
+    for at in (0, 1):
+        pid = named(client, f"VLLM::Worker_TP{at}")
+        rows.append((f"SIGSTOP of rank {at} of two while they serve, for a moment", _member_paused(client, pid)))
+    status, _ = post(client.status().port, {"model": "tiny", "prompt": "hello", "max_tokens": 4})
+    assert status == 200, f"it answers {status} after it went on"
+    pid = named(client, "VLLM::Worker_TP0")
+    return [*rows, ("SIGKILL of rank 0 of two while they serve", _member_died(client, pid, strike(pid)))]
+
+
+def limited(spec: LaunchSpec, procs: str) -> LaunchSpec:
+    return with_changes(spec, argv=["/bin/sh", "-c", f'echo $$ > {procs}; exec "$@"', "sh", *spec.argv])
+
+
+def out_of_memory_loading(kit: Kit) -> Result:
+    with memory_limit(1400) as procs:
+        client = kit.start(limited(kit.vllm(), procs))
+        found = until(client, "died", "ready", seconds=300)
+        assert found.kind == "died", "it was ready within the limit"
+        ended = until(client, "ended")
+        how = found.data["signal"] or f"exit {found.data['returncode']}"
+        return Result(None, f"{how} reported as oom_killed={found.data['oom_killed']}, clean={ended.data['clean']}")
+
+
+def out_of_memory_serving(kit: Kit) -> Result:
+    """Another process of the same container takes all the memory that is left; the kernel picks vLLM's largest."""
+    with memory_limit(6000) as procs:
+        client = kit.ready(kit.start(limited(kit.vllm(), procs)))
+        pid = os.fork()
+        if pid == 0:
+            _devour(procs)
+        since = time.time()
+        found = until(client, "member-exited", "died", seconds=120, after=since)
+        os.kill(pid, 9)
+        os.waitpid(pid, 0)
+        died_at = until(client, "died", seconds=90, after=since)
+        ended = until(client, "ended", after=since, seconds=60)
+        oom = died_at.data["oom_killed"]
+        what = found.data.get("command") or "the API server"
+        return Result(None, f"the kernel picked {what.split()[0]}; oom_killed={oom}, clean={ended.data['clean']}")
+
+
+def _devour(procs: str) -> None:
+    """In the cgroup, spared by the kernel, until it is killed."""
+    try:
+        Path(procs).write_text(str(os.getpid()))
+        Path("/proc/self/oom_score_adj").write_text("-1000")
+        kept = []
+        while True:
+            kept.append(b"\1" * (64 << 20))
+            time.sleep(0.02)
+    finally:
+        os._exit(1)
+
+
+def row(fault: str, run: Callable[[Kit], Result | Rows]) -> Case:
+    return Case(fault, "vllm", run)
+
+
+CASES = [
+    *(row(f"SIGSTOP, then SIGSEGV of the API server while it {p}", partial(api_server, p)) for p in ("imports", "loads", "serves")),
+    *(row(f"SIGSTOP, then SIGSEGV of {w} while it loads", partial(member, w, "loads")) for w in TITLES),
+    *(row(f"SIGSEGV of {w} while it serves", partial(member, w, "serves")) for w in TITLES),
+    *(
+        row(f"{s} of the supervisor while vLLM {p}", partial(supervisor, s, p))
+        for s in ("SIGSEGV", "SIGSTOP")
+        for p in ("imports", "loads", "serves")
+    ),
+    *(row(f"{s} of rank 1 of two while they load", partial(rank, s, "loads")) for s in ("SIGKILL", "SIGSEGV")),
+    row("SIGSTOP of both ranks of two, then SIGKILL of rank 0 while they serve", rank_stops),
+    row("OOM killer (memory cgroup) while vLLM loads", out_of_memory_loading),
+    row("OOM killer (memory cgroup) while vLLM serves", out_of_memory_serving),
+]
