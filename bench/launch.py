@@ -5,7 +5,7 @@
     python bench/launch.py --engine fake                                                   what the supervisor itself costs
 
 For vLLM the command is what `up` itself plans, and every way runs that argv with that environment. Every start has a session of its own
-(the kernel shares the processor by sessions), the ways take turns, and their order turns around from round to round. Cold: the weight
+(the kernel shares the processor by sessions), the ways take turns, and each round begins with another one. Cold: the weight
 files' own pages are dropped from the page cache (posix_fadvise), nothing else. `up` counts from its launch stage on; its whole command,
 from the first import to ready, is in `command_seconds`. --append adds these rounds to those on record. Writes bench/results/launch.json.
 """
@@ -173,8 +173,8 @@ def measure(ways: Ways, files: list[Path], rounds: int, cold: bool) -> list[dict
     """One row per way of starting; the ways take turns, so that a slow minute of the machine meets all of them."""
     found: dict[str, list[Start]] = {name: [] for name in ways}
     for number in range(rounds):
-        names = [n for n in ways if n != "up"][:: 1 if number % 2 == 0 else -1]
-        for name in [*(n for n in ways if n == "up"), *names]:  # `up` makes the plan that the others start
+        names, first = list(ways), number % len(ways)
+        for name in [*names[first:], *names[:first]]:
             drop(files) if cold else warm(files)
             found[name].append(ways[name]())
             print(f"  {'cold' if cold else 'warm'} round {number + 1}: {name:24}{found[name][-1].seconds:8.2f} s", flush=True)

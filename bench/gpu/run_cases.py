@@ -8,6 +8,7 @@ more GPUs than a case needs, as many cases run side by side, each with its own `
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 import threading
@@ -25,9 +26,10 @@ ENVIRONMENT = {"VLLM_LOGGING_LEVEL": "DEBUG", "VLLM_WORKER_MULTIPROC_METHOD": "f
 WRITING = threading.Lock()
 
 
-def firstlight(*words: str, seconds: float = LIMIT_SECONDS) -> "subprocess.CompletedProcess[str]":
-    argv = [sys.executable, "-m", "firstlight", *words]
-    return subprocess.run(argv, capture_output=True, text=True, timeout=seconds, stdin=subprocess.DEVNULL, check=False)
+def firstlight(*words: str, seconds: float = LIMIT_SECONDS, env: dict[str, str] | None = None) -> "subprocess.CompletedProcess[str]":
+    """env: variables besides this process's own."""
+    argv, env = [sys.executable, "-m", "firstlight", *words], os.environ | (env or {})
+    return subprocess.run(argv, capture_output=True, text=True, timeout=seconds, stdin=subprocess.DEVNULL, check=False, env=env)
 
 
 def run_of(name: str) -> dict[str, Any]:

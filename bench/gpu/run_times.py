@@ -1,24 +1,31 @@
 """Start to ready: the bare engine command against `firstlight up`, in turns, with real weight files, page cache warm and cold.
 
-    python run_times.py --model FOLDER --engine-python PATH --results FILE.jsonl [--pairs 3] [--cold 3] [--seconds 500] [-- ENGINE FLAGS]
+    python run_times.py --model FOLDER --engine-python PATH --results FILE.jsonl [--pairs 3] [--cold 3] [--compile 0] [--seconds 500]
+        [-- ENGINE FLAGS]
 
 The bare command and its environment are the very ones that `up` started. Ready is the first 200 of /health, polled from outside every 50 ms
-for both. Cold: the weight files' pages are dropped from the page cache first (posix_fadvise), nothing else. One JSON object a start.
+for both. Cold: the weight files' pages are dropped from the page cache first (posix_fadvise), nothing else. Compile: with compile caches
+that are empty at first, bare twice and `up` twice, then `up` after a rehearsal into another empty place; pages warm. One JSON object a row.
 """
 
 import argparse
 import json
 import os
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 import urllib.request
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from run_cases import LIMIT_SECONDS, firstlight, gpu_used_mib, run_of
+
+from firstlight.launch.caches import VARIABLES
 
 PORT = 8150
 
@@ -48,15 +55,33 @@ def until_ready(began: float, alive: Any) -> float | None:
 
 
 def up_words(given: argparse.Namespace) -> list[str]:
-    words = ["up", str(given.model), "--name", "timed", "--engine", "vllm", "--engine-python", given.engine_python, "--port", str(PORT)]
-    words += ["--gpus", str(given.gpu)] if gpu_used_mib() else []
-    return [*words, "--skip", "verify", "--skip", "bench", "--ask", "never", "--rehearse", "never", "--attempts", "1"]
+    words = ["up", *planned_words(given), "--name", "timed", "--port", str(PORT), "--skip", "verify", "--skip", "bench", "--ask", "never"]
+    return [*words, "--rehearse", "never", "--attempts", "1", "--", *given.flags]
 
 
-def bare(command: list[str], env: dict[str, str], log: Path) -> float | None:
+def rehearsal_words(given: argparse.Namespace) -> list[str]:
+    return ["rehearse", *planned_words(given), "--", *given.flags]
+
+
+def planned_words(given: argparse.Namespace) -> list[str]:
+    words = [str(given.model), "--engine", "vllm", "--engine-python", given.engine_python]
+    return [*words, "--gpus", str(given.gpu)] if gpu_used_mib() else words
+
+
+class Bare:
+    """The engine's own command, with the environment that `up` gave it; `fresh`: with compile caches in another place."""
+
+    def __init__(self, command: list[str], env: dict[str, str]) -> None:
+        self.command, self.env = command, env
+
+    def fresh(self, place: Path) -> "Bare":
+        return Bare(self.command, self.env | {name: str(place / name) for name in VARIABLES})
+
+
+def bare(start: Bare, log: Path) -> float | None:
     began = time.time()
     with log.open("wb") as out:
-        process = subprocess.Popen(command, env=os.environ | env, stdout=out, stderr=out, start_new_session=True)
+        process = subprocess.Popen(start.command, env=os.environ | start.env, stdout=out, stderr=out, start_new_session=True)
         try:
             return until_ready(began, lambda: process.poll() is None)
         finally:
@@ -67,10 +92,11 @@ def bare(command: list[str], env: dict[str, str], log: Path) -> float | None:
                 os.killpg(process.pid, signal.SIGKILL)
 
 
-def through_up(words: list[str], log: Path) -> float | None:
-    began = time.time()
+def through_up(words: list[str], log: Path, cache: Path | None = None) -> float | None:
+    """cache: where firstlight keeps what it makes, instead of its own place."""
+    began, env = time.time(), os.environ | ({"XDG_CACHE_HOME": str(cache)} if cache else {})
     with log.open("wb") as out:
-        process = subprocess.Popen([sys.executable, "-m", "firstlight", *words], stdout=out, stderr=out, stdin=subprocess.DEVNULL)
+        process = subprocess.Popen([sys.executable, "-m", "firstlight", *words], stdout=out, stderr=out, stdin=subprocess.DEVNULL, env=env)
         seconds = until_ready(began, lambda: process.poll() in (None, 0))
         process.wait(60)
     firstlight("down", "timed")
@@ -92,6 +118,64 @@ def idle(gpu: int) -> None:
         time.sleep(0.2)
 
 
+class Timer:
+    """Starts of one model until the time is up; each is a row of the results."""
+
+    def __init__(self, given: argparse.Namespace) -> None:
+        self.given = given
+        self.ends: float = time.time() + given.seconds
+        self.took = 0.0
+        self.words = up_words(given)
+        self.bare = Bare([], {})
+
+    def left(self) -> bool:
+        """Whether another start fits, as long as the last one took."""
+        return self.ends - time.time() > self.took + 15
+
+    def start(self, kind: str, number: int, way: str, run: Callable[[Path], float | None]) -> None:
+        read = pages(self.given.model, kind == "cold")
+        idle(self.given.gpu)
+        began = time.time()
+        seconds = run(self.given.results.parent / f"{kind}-{number}-{way}.log".replace(" ", "-"))
+        self.took = time.time() - began + read
+        if not self.bare.command:
+            self.bare = Bare(*launched())
+            print("bare:", shlex.join(self.bare.command), flush=True)
+        row = {"way": way, "kind": kind, "pair": number, "seconds": seconds and round(seconds, 2), "time": round(began)}
+        row |= {"model": self.given.model.name, "flags": self.given.flags, "read_seconds": round(read, 2)}
+        with self.given.results.open("a") as f:
+            f.write(json.dumps(row) + "\n")
+        print(json.dumps(row), flush=True)
+
+    def first(self) -> None:
+        """Fills every cache and tells the command; not counted."""
+        self.start("first", 0, "up", lambda log: through_up(self.words, log))
+
+    def pair(self, kind: str, number: int) -> None:
+        ways = {"bare": lambda log: bare(self.bare, log), "up": lambda log: through_up(self.words, log)}
+        for way in list(ways) if number % 2 == 0 else list(ways)[::-1]:
+            if self.left():
+                self.start(kind, number, way, ways[way])
+
+    def compiled(self, number: int) -> None:
+        """First and second launch of both, and the launch after a rehearsal, from empty compile caches."""
+        place = Path(tempfile.mkdtemp(prefix="firstlight-compile-"))
+        plain, rehearsed = self.bare.fresh(place / "bare"), place / "rehearsed"
+        for which in ("first", "second"):
+            if self.left():
+                self.start("compile", number, f"bare {which}", lambda log: bare(plain, log))
+        for which in ("first", "second"):
+            if self.left():
+                self.start("compile", number, f"up {which}", lambda log: through_up(self.words, log, place / "up"))
+        if self.left():
+            began = time.time()
+            firstlight(*rehearsal_words(self.given), env={"XDG_CACHE_HOME": str(rehearsed)})
+            self.took = time.time() - began
+        if self.left():
+            self.start("compile", number, "up rehearsed", lambda log: through_up(self.words, log, rehearsed))
+        shutil.rmtree(place, ignore_errors=True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", type=Path, required=True)
@@ -100,33 +184,20 @@ def main() -> None:
     parser.add_argument("--gpu", type=int, default=0)
     parser.add_argument("--pairs", type=int, default=3)
     parser.add_argument("--cold", type=int, default=3)
+    parser.add_argument("--compile", type=int, default=0)
     parser.add_argument("--seconds", type=float, default=500.0)
     parser.add_argument("flags", nargs="*")
     given = parser.parse_args()
-    ends, words = time.time() + given.seconds, [*up_words(given), "--", *given.flags]
-    command: list[str] = []
-    env: dict[str, str] = {}
-    plan = [(False, -1), *((True, n) for n in range(given.cold)), *((False, n) for n in range(given.pairs))]
-    took = 0.0
-    for cold, number in plan:
-        ways = ["bare", "up"] if number % 2 == 0 else ["up", "bare"]
-        for way in ways if number >= 0 else ["up"]:  # the first start of all fills every cache and is not counted
-            if ends - time.time() < took + 15:
-                print("no time left")
-                return
-            read = pages(given.model, cold)
-            idle(given.gpu)
-            began, log = time.time(), given.results.parent / f"{'cold' if cold else 'warm'}-{number}-{way}.log"
-            seconds = bare(command, env, log) if way == "bare" else through_up(words, log)
-            took = time.time() - began + read
-            if not command:
-                command, env = launched()
-                print("bare:", shlex.join(command), flush=True)
-            row = {"way": way, "cold": cold, "pair": number, "seconds": seconds and round(seconds, 2), "time": round(began)}
-            row |= {"model": given.model.name, "flags": given.flags, "read_seconds": round(read, 2)}
-            with given.results.open("a") as f:
-                f.write(json.dumps(row) + "\n")
-            print(json.dumps(row), flush=True)
+    timer = Timer(given)
+    timer.first()
+    for number in range(max(given.cold, given.pairs)):
+        for kind, wanted in (("cold", given.cold), ("warm", given.pairs)):
+            if number < wanted:
+                timer.pair(kind, number)
+    for number in range(given.compile):
+        timer.compiled(number)
+    if not timer.left():
+        print("no time left")
 
 
 if __name__ == "__main__":

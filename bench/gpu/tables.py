@@ -118,14 +118,33 @@ def read(name: str) -> list[dict[str, Any]]:
 def times() -> list[str]:
     """Start to ready of one model with real weight files, the bare command and `up` in turns."""
     lines = ["| page cache | pair | bare | `up` | ratio |", "|---|---|---|---|---|"]
-    for cold in (True, False):
-        for pair in sorted({r["pair"] for r in read("times/h200.jsonl") if r["cold"] is cold and r["pair"] >= 0}):
-            took = {r["way"]: r["seconds"] for r in read("times/h200.jsonl") if (r["cold"], r["pair"]) == (cold, pair)}
+    for kind in ("cold", "warm"):
+        for pair, took in by_pair(kind).items():
             bare, up = took.get("bare"), took.get("up")
-            ratio = f"{up / bare:.2f}" if bare and up else "-"
-            cells = ["cold" if cold else "warm", str(pair + 1), f"{bare} s" if bare else "not run", f"{up} s" if up else "not run", ratio]
+            cells = [kind, str(pair + 1), *(f"{s} s" if s else "not run" for s in (bare, up)), f"{up / bare:.2f}" if bare and up else "-"]
             lines.append("| " + " | ".join(cells) + " |")
     return lines
+
+
+COMPILED = ("bare first", "bare second", "up first", "up second", "up rehearsed")
+
+
+def compiled() -> list[str]:
+    """Start to ready from empty compile caches, the launch after it, and the launch after a rehearsal."""
+    lines = ["| pair | " + " | ".join(COMPILED) + " |", "|---" * (len(COMPILED) + 1) + "|"]
+    pairs = by_pair("compile")
+    for pair, took in pairs.items():
+        lines.append(f"| {pair + 1} | " + " | ".join(f"{took[way]} s" if took.get(way) else "not run" for way in COMPILED) + " |")
+    return lines if pairs else []
+
+
+def by_pair(kind: str) -> dict[int, dict[str, float | None]]:
+    """{pair: {way: seconds}}"""
+    found: dict[int, dict[str, float | None]] = {}
+    for r in read("times/h200.jsonl"):
+        if r["kind"] == kind:
+            found.setdefault(r["pair"], {})[r["way"]] = r["seconds"]
+    return found
 
 
 def stories() -> list[str]:
@@ -181,12 +200,13 @@ def body() -> str:
         "Where the rest of the memory goes, GiB": parts(),
         "Phases of these starts, seconds": starts(),
         "Start to ready with 22.9 GiB of real NVFP4 files (kimi3, eager)": times(),
+        "Compile caches: the same with graphs, from empty caches, again, and after a rehearsal": compiled(),
         "Failures, each to an endpoint or to its story": stories(),
         "Speed of SmolLM2-135M on one H200, by two tools": speed(),
         "All-reduce between two H200s, as `probe --all-reduce` measures it": collectives(),
     }
     lines = machines()
-    for title, chapter in chapters.items():
+    for title, chapter in ((t, c) for t, c in chapters.items() if c):
         lines += ["", f"### {title}", "", *chapter]
     return "\n".join(lines)
 
