@@ -7,8 +7,9 @@ from collections.abc import Callable
 import msgspec
 
 from firstlight.app.consent import Consent
+from firstlight.app.elsewhere import hub_environ, only_here, places_of
 from firstlight.app.looking import Looked, is_at, look
-from firstlight.app.places import cache_folder, data_folder
+from firstlight.app.places import data_folder
 from firstlight.app.plan_options import Planning
 from firstlight.app.planning import compute
 from firstlight.core.answer import EngineAnswer
@@ -22,6 +23,7 @@ from firstlight.core.units import parse_bytes
 class Asking(msgspec.Struct, frozen=True, kw_only=True):
     """The options of `ask` that no other verb has."""
 
+    host: str = "local"
     engine_python: str | None = None
     engine_wheel: str | None = None
     timeout: float = 120.0
@@ -35,26 +37,31 @@ class Asking(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def ask_with(planning: Planning, asking: Asking, *, on_step: Callable[[str], None] = lambda text: None) -> EngineAnswer:
-    """Raises FirstlightError; what the engine refuses or does not know is in the answer."""
+    """On another host its own engine answers; where only a release's Python files can, they do it here, with that host's GPUs and model.
+
+    Raises FirstlightError; what the engine refuses or does not know is in the answer.
+    """
     from firstlight.ask.ask import ask
     from firstlight.probe.hosts import open_host
 
-    host = open_host("local")
-    looked = look(_with_engine(planning, asking), engine_python=asking.engine_python, answered_here=True)
+    there = open_host(asking.host)
+    looked = look(_with_engine(planning, asking), host=asking.host, engine_python=asking.engine_python, answered_here=True)
     install = _install(asking, looked)
     wheel = _wheel(asking, looked, install)
+    host = open_host("local") if wheel else there
+    source = _source(looked, there, asked_from=host)
     return ask(
         host,
-        checkpoint=looked.checkpoint,
+        checkpoint=msgspec.structs.replace(looked.checkpoint, path=None) if source else looked.checkpoint,
         machine=looked.machine,
         candidate=_candidate(planning, looked._replace(install=install)),
         install=install,
         wheel=wheel,
-        cache=str(cache_folder() / "ask"),
+        cache=f"{places_of(host).cache}/ask",
         timeout=asking.timeout,
         memory_limit_bytes=_bytes(asking.memory_limit),
         asking=asking_environment(host, asking.consent, on_step) if wheel and looked.engine.name == "vllm" else None,
-        source=_source(looked, host),
+        source=source,
         on_step=on_step,
     )
 
@@ -139,13 +146,16 @@ def _ours(host: Host) -> list[EngineInstall]:
     return sorted(found, key=lambda i: version_key(i.version or "0"), reverse=True)
 
 
-def _source(looked: Looked, host: Host) -> Source | None:
-    """Where the model's JSON comes from when it is not a folder on this host."""
-    if looked.checkpoint.path or looked.checkpoint.format == "gguf":
+def _source(looked: Looked, there: Host, *, asked_from: Host) -> Source | None:
+    """Where the model's JSON comes from when it is no folder on the host that answers."""
+    path, model = looked.checkpoint.path, looked.checkpoint.ref
+    if looked.checkpoint.format == "gguf" or (path and there.is_local is asked_from.is_local):
         return None
     from firstlight.inspect.sources import open_source
+    from firstlight.probe.local import LocalHost
 
-    return open_source(looked.checkpoint.ref, host, revision=looked.checkpoint.revision)
+    here = only_here(model, there)
+    return open_source(here or path or model, LocalHost() if here else there, revision=looked.checkpoint.revision, env=hub_environ(there))
 
 
 def _bytes(text: str) -> int:

@@ -10,7 +10,7 @@ from urllib.parse import urlsplit, urlunsplit
 
 import msgspec
 
-from firstlight.app.places import cache_folder, state_folder
+from firstlight.app.places import cache_folder, config_folder, data_folder, state_folder
 from firstlight.core.errors import FirstlightError, HostError
 from firstlight.core.ports import Host
 from firstlight.core.run import Endpoint, LaunchSpec
@@ -23,6 +23,8 @@ class Places(NamedTuple):
 
     state: str
     cache: str
+    data: str
+    config: str
 
 
 _known: dict[str, Places] = {}
@@ -31,16 +33,20 @@ _known: dict[str, Places] = {}
 def places_of(host: Host) -> Places:
     """Raises HostError; FirstlightError `no-home` where the login has no home folder."""
     if host.is_local:
-        return Places(state=str(state_folder()), cache=str(cache_folder()))
+        return Places(str(state_folder()), str(cache_folder()), str(data_folder()), str(config_folder()))
     if host.name not in _known:
         env = host.environ()
         home = env.get("HOME", "")
-        state, cache = (_xdg(env.get(name, ""), home, default) for name, default in _XDG)
-        _known[host.name] = Places(state=state, cache=cache)
+        _known[host.name] = Places(*(_xdg(env.get(name, ""), home, default) for name, default in _XDG))
     return _known[host.name]
 
 
-_XDG = (("XDG_STATE_HOME", ".local/state"), ("XDG_CACHE_HOME", ".cache"))
+_XDG = (
+    ("XDG_STATE_HOME", ".local/state"),
+    ("XDG_CACHE_HOME", ".cache"),
+    ("XDG_DATA_HOME", ".local/share"),
+    ("XDG_CONFIG_HOME", ".config"),
+)
 
 
 def _xdg(value: str, home: str, default: str) -> str:

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from firstlight.app.reconcile import reconcile
 from firstlight.app.store import RunFolder, RunStore
+from firstlight.app.where import chosen_host
 from firstlight.core.errors import FirstlightError, InputError, UsageError
 from firstlight.core.intent import Intent
 from firstlight.core.run import TERMINAL, Endpoint
@@ -61,7 +62,8 @@ async def target_of(ref: str, *, model: str | None, key_file: str | None) -> Tar
     base = ref if "://" in ref else f"http://{ref}"
     base = base.rstrip("/") if base.rstrip("/").endswith("/v1") else f"{base.rstrip('/')}/v1"
     key = key_from(key_file)
-    return Target(await _discovered(base, model, key), key, None)
+    near = _near(Endpoint(base_url=base, model=""), chosen_host() or "local").base_url
+    return Target(await _discovered(near, model, key), key, None)
 
 
 def _of_run(ref: str, key_file: str | None) -> Target:
@@ -74,8 +76,8 @@ def _of_run(ref: str, key_file: str | None) -> Target:
 
 
 def _near(endpoint: Endpoint, host: str) -> Endpoint:
-    """A run on another host is reached through ssh."""
-    if host == "local":
+    """What is on another host is reached through ssh."""
+    if host in ("local", "localhost", ""):
         return endpoint
     from firstlight.app.elsewhere import reached_for_good
     from firstlight.probe.hosts import open_host

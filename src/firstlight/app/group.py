@@ -11,6 +11,7 @@ import click
 from firstlight import __version__
 from firstlight.app.commands import SECTIONS, VERBS
 from firstlight.app.terminal import colour
+from firstlight.app.where import with_host
 from firstlight.core.errors import Exit, FirstlightError, HostError, UsageError
 
 
@@ -26,7 +27,7 @@ class LazyGroup(click.Group):
             return None
         command = importlib.import_module(f"firstlight.app.cli.{verb.module}").command
         assert isinstance(command, click.Command)
-        return command
+        return with_host(command, cmd_name, verb.host)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         names = self.list_commands(ctx)

@@ -6,16 +6,19 @@ from typing import Any
 
 import click
 
+from firstlight.app.elsewhere import folder_there, ship_key
 from firstlight.app.output import glyphs
 from firstlight.app.restarts import before_restart
+from firstlight.app.stages.hearing import through_cuts
 from firstlight.app.store import RunFolder, RunStore
-from firstlight.core.errors import EngineError, InputError, UsageError
+from firstlight.core.errors import EngineError, HostError, InputError, UsageError
 from firstlight.core.ids import slug
+from firstlight.core.ports import Host
 from firstlight.core.run import TERMINAL, Endpoint, LaunchSpec, Run, RunState
 from firstlight.core.schema import decode
 from firstlight.core.units import format_seconds
 from firstlight.launch.client import Options, Restart, SupervisorClient, SupervisorEvent, start
-from firstlight.probe.local import LocalHost
+from firstlight.probe.hosts import open_host
 
 
 def spec_from(file: str | None, argv: list[str], options: Mapping[str, Any]) -> LaunchSpec:
@@ -47,11 +50,14 @@ def begin(spec: LaunchSpec, options: Mapping[str, Any]) -> Run:
         if active := [r for _, r in store.active(name) if r.state not in TERMINAL]:
             known = (f"run {active[0].id} is {active[0].state}",)
             raise UsageError("name-in-use", f"{name!r} runs already", evidence=known, hint="--name OTHER starts this one beside it")
-        folder = store.create(name=name, model=spec.model_path or spec.served_model_name or spec.engine, host="local")
+        host = open_host(str(options.get("host") or "local"))
+        folder = store.create(name=name, model=spec.model_path or spec.served_model_name or spec.engine, host=host.name)
         folder.save(spec, "launch.json")
         folder.save(spec, "attempts/1/launch.json")
-        folder.update(state=RunState.STARTING, engine=spec.engine, endpoint=_endpoint(spec))
-        client = start(LocalHost(), folder=str(folder.attempt), spec=spec, options=_supervision(options, folder), run=folder.path.name)
+        there = folder_there(host, folder.path.name)
+        folder.update(state=RunState.STARTING, engine=spec.engine, endpoint=_endpoint(spec), host_folder=there)
+        shipped = ship_key(host, spec, folder.attempt_there)
+        client = start(host, folder=folder.attempt_there, spec=shipped, options=_supervision(options, folder, host), run=folder.path.name)
         status = client.status()
         folder.update(supervisor=status.supervisor, engine_process=status.engine)
         return _wait(folder, client) if options.get("wait") else folder.run
@@ -62,17 +68,17 @@ def _endpoint(spec: LaunchSpec) -> Endpoint:
     return Endpoint(base_url=f"http://{host}:{spec.port}/v1", model=spec.served_model_name, engine=spec.engine)
 
 
-def _supervision(options: Mapping[str, Any], folder: RunFolder) -> Options:
+def _supervision(options: Mapping[str, Any], folder: RunFolder, host: Host) -> Options:
     hook = options.get("on_event")
     return Options(
         restart=Restart(policy="on-failure" if options.get("restart") else "never"),
         on_event=["/bin/sh", "-c", str(hook)] if hook else None,
-        before_restart=before_restart(LocalHost(), str(folder.attempt)),
+        before_restart=before_restart(host, folder.attempt_there),
     )
 
 
 def _wait(folder: RunFolder, client: SupervisorClient) -> Run:
-    for event in client.events():
+    for event in through_cuts(client, 0):
         if event.kind == "ready":
             return folder.update(state=RunState.READY, reason="not verified")
         if event.kind == "port-stolen":
@@ -81,7 +87,7 @@ def _wait(folder: RunFolder, client: SupervisorClient) -> Run:
             break
     status = client.status()
     folder.update(state=RunState.FAILED, reason=status.reason)
-    tail = folder.log.read_text(errors="replace").splitlines()[-8:] if folder.log.exists() else []
+    tail = _tail(client)
     said = [str((client.exit() or {}).get("message"))] if (client.exit() or {}).get("message") else []
     raise EngineError(
         status.reason or "engine-failed",
@@ -89,6 +95,13 @@ def _wait(folder: RunFolder, client: SupervisorClient) -> Run:
         evidence=(*said, *tail),
         hint=f"firstlight diagnose {folder.path.name}",
     )
+
+
+def _tail(client: SupervisorClient) -> list[str]:
+    try:
+        return client.host.read(f"{client.folder}/engine.log").decode("utf-8", "replace").splitlines()[-8:]
+    except HostError:
+        return []
 
 
 def _stolen(folder: RunFolder, client: SupervisorClient, event: SupervisorEvent) -> EngineError:

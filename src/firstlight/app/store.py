@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from firstlight.app.places import state_folder
+from firstlight.app.where import chosen_host, is_chosen
 from firstlight.core.errors import FirstlightError, InputError, UsageError
 from firstlight.core.events import Event
 from firstlight.core.ids import run_id, slug
@@ -160,12 +161,14 @@ class RunStore:
         return [RunFolder(p) for p in sorted(paths, key=lambda p: _created(p), reverse=True)]
 
     def scan(self) -> tuple[list[tuple[RunFolder, Run]], list[UnreadableRun]]:
-        """Readable runs, newest first, and those that are not, with the reason."""
+        """Readable runs (on the host that `--host` chose), newest first, and those that are not, with the reason."""
         runs: list[tuple[RunFolder, Run]] = []
         unreadable: list[UnreadableRun] = []
         for folder in self.folders():
             try:
-                runs.append((folder, folder.run))
+                run = folder.run
+                if is_chosen(run.host):
+                    runs.append((folder, run))
             except FirstlightError as e:
                 unreadable.append(UnreadableRun(folder=str(folder.path), code=e.code, message=e.message))
         return runs, unreadable
@@ -178,18 +181,21 @@ class RunStore:
         """A run by folder, id, id's beginning, or name (the newest of that name). Raises UsageError run-not-found."""
         if os.sep in ref and os.path.exists(os.path.join(ref, "run.json")):
             return RunFolder(Path(ref))
-        folders = self.folders()
+        runs, unreadable = self.scan()
+        folders = self.folders() if chosen_host() is None else [f for f, _ in runs]
         for folder in folders:
             if folder.path.name == ref:
                 return folder
-        runs, unreadable = self.scan()
         live = [f for f, r in runs if r.name == slug(ref) and r.state not in TERMINAL]
         named = live or [f for f, r in runs if r.name == slug(ref)]
         starting = [f for f in folders if f.path.name.startswith(ref)]
         if named or starting:
             return (named or starting)[0]
         known = sorted({r.name for _, r in runs})
-        evidence = [f"looked in {self.root}", f"names there: {', '.join(known) or 'none'}"]
+        evidence = [
+            f"looked in {self.root}" + (f", for runs on {chosen_host()}" if chosen_host() else ""),
+            f"names there: {', '.join(known) or 'none'}",
+        ]
         evidence += [f"unreadable: {u.folder} ({u.code})" for u in unreadable[:3]]
         raise UsageError("run-not-found", f"no run is called {ref!r}", evidence=tuple(evidence), hint="firstlight get runs")
 

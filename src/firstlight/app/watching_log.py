@@ -13,6 +13,7 @@ from msgspec import Struct
 
 from firstlight.app.log_text import is_packed, log_pieces, stdin_pieces
 from firstlight.app.reading import read_rate, weight_files
+from firstlight.app.where import chosen_host
 from firstlight.core.checkpoint import Checkpoint
 from firstlight.core.errors import Exit, HostError, InputError
 from firstlight.core.machine import EngineInstall, Machine
@@ -56,6 +57,9 @@ def find_target(name: str) -> Target:
 
     if name == "-":
         return Target(name="stdin", path=None, live=True)
+    there = chosen_host()
+    if there and not open_host(there).is_local and name.startswith("/"):
+        return Target(name=Path(name).name, path=name, host=there)
     if os.path.isfile(name):
         return Target(name=Path(name).name, path=str(Path(name).absolute()))
     if Path(name).is_dir():

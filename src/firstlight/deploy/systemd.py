@@ -56,10 +56,16 @@ class Systemd:
     def _flags(self) -> list[str]:
         return ["--user"] if self.scope == "user" else ["--system"]
 
+    def _bus(self) -> dict[str, str]:
+        """Where a login over ssh was given no XDG_RUNTIME_DIR (no PAM), the user's manager is found all the same."""
+        if self.scope == "system" or self.host.is_local or self.host.environ().get("XDG_RUNTIME_DIR"):
+            return {}
+        return {"XDG_RUNTIME_DIR": f"/run/user/{self.host.run(['id', '-u']).text.strip()}"}
+
     def call(self, *words: str, timeout: float = ACTION_SECONDS) -> str:
         """`systemctl WORDS`. Raises FirstlightError `systemctl-failed`, `no-systemd`."""
         try:
-            done = self.host.run(["systemctl", *self._flags(), "--no-pager", *words], timeout=timeout)
+            done = self.host.run(["systemctl", *self._flags(), "--no-pager", *words], timeout=timeout, env=self._bus())
         except HostError as e:
             if e.code != "command-not-found":
                 raise

@@ -2,14 +2,16 @@
 
 import os
 import shutil
-from collections.abc import Mapping
-from pathlib import Path
+from collections.abc import Mapping, Sequence
+from pathlib import Path, PurePosixPath
+from typing import Any
 
 from msgspec import Struct
 
 from firstlight.core.errors import HostError, InputError
 from firstlight.core.hub import hub_cache
 from firstlight.fetch.disk import disk_error
+from firstlight.fetch.inside.cached import children, describe
 from firstlight.fetch.lock import is_busy
 from firstlight.fetch.manifest import WORK
 from firstlight.fetch.prepare import cache_root
@@ -34,9 +36,15 @@ class CachedModel(Struct, frozen=True, kw_only=True):
 
 def cached_models(env: Mapping[str, str], *, cache: Path | None = None, used: Mapping[str, list[str]] | None = None) -> list[CachedModel]:
     """Largest first. used: a path (of a model, or inside it) -> names of runs."""
-    folders = [(p, "hub") for p in _children(Path(hub_cache(env)).expanduser()) if p.name.startswith("models--")]
-    folders += [(p, "firstlight") for p in _children((cache or cache_root(env)) / "models")]
-    models = [_describe(path, place, used or {}) for path, place in folders]
+    hub, own = str(Path(hub_cache(env)).expanduser()), str((cache or cache_root(env)) / "models")
+    return sorted_models([describe(child, WORK) for folder in (hub, own) for child in children(folder)], hub, own, used or {})
+
+
+def sorted_models(rows: Sequence[Mapping[str, Any]], hub: str, own: str, used: Mapping[str, list[str]]) -> list[CachedModel]:
+    """Rows of inside/cached.py as models, those without a byte left out. hub, own: the two folders that they lie in."""
+    of_hub = [r for r in rows if r["path"].startswith(f"{hub}/models--")]
+    of_own = [r for r in rows if r["path"].startswith(f"{own}/") and r not in of_hub]
+    models = [*(_model(r, "hub", used) for r in of_hub), *(_model(r, "firstlight", used) for r in of_own)]
     return sorted((m for m in models if m.bytes), key=lambda m: (-m.bytes, m.name))
 
 
@@ -63,38 +71,20 @@ def find_model(models: list[CachedModel], name: str) -> CachedModel:
     return found[0]
 
 
-def _children(folder: Path) -> list[Path]:
-    try:
-        return sorted(p for p in folder.iterdir() if p.is_dir() and not p.is_symlink())
-    except OSError:
-        return []
-
-
-def _describe(folder: Path, place: str, used: Mapping[str, list[str]]) -> CachedModel:
-    files = [(p, s) for p in folder.rglob("*") if (s := _state(p))]
+def _model(row: Mapping[str, Any], place: str, used: Mapping[str, list[str]]) -> CachedModel:
+    folder = PurePosixPath(row["path"])
     name = folder.name.removeprefix("models--").replace("--", "/") if place == "hub" else folder.name
-    runs = sorted({run for path, names in used.items() if _inside(Path(path), folder) for run in names})
     return CachedModel(
         name=name,
         place=place,
         path=str(folder),
-        bytes=sum(s.st_blocks * 512 for _, s in files),
-        revisions=sorted(p.name for p in _children(folder / "snapshots")),
-        last_used=max((max(s.st_atime, s.st_mtime) for p, s in files if WORK not in p.parts), default=None),
-        complete=not any(p.name.endswith((".part", ".incomplete")) for p, _ in files),
-        used_by=runs,
+        bytes=row["bytes"],
+        revisions=row["revisions"],
+        last_used=row["last_used"],
+        complete=row["complete"],
+        used_by=sorted({run for path, names in used.items() if _inside(path, str(folder)) for run in names}),
     )
 
 
-def _inside(path: Path, folder: Path) -> bool:
-    real = Path(os.path.realpath(path))
-    return real == folder or folder in real.parents or folder in path.parents
-
-
-def _state(path: Path) -> os.stat_result | None:
-    """Of regular files; links point to what is counted elsewhere."""
-    try:
-        state = path.lstat()
-    except OSError:
-        return None
-    return state if path.is_file() and not path.is_symlink() else None
+def _inside(path: str, folder: str) -> bool:
+    return any(p == folder or p.startswith(f"{folder}/") for p in (path, os.path.realpath(path)))

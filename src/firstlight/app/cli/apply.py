@@ -10,6 +10,7 @@ from firstlight.app.output import output_option
 @click.command("apply", short_help="start from a saved plan, refused when the facts changed")
 @click.argument("plan_file", metavar="PLAN")
 @click.option("--name", help="The run's name; the model's own when not said.")
+@click.option("--host", metavar="HOST", help="Where to start it, if that machine is like the plan's; the plan's own when not said.")
 @click.option("--engine-python", metavar="PATH", envvar="FIRSTLIGHT_ENGINE_PYTHON", help="The interpreter that has the engine.")
 @click.option("--port", type=click.IntRange(1, 65535), help="Port to listen at.")
 @click.option("--accept", multiple=True, metavar="CHECK", help="Accept a failed verification check by name.")
@@ -31,4 +32,5 @@ def command(plan_file: str, output: str, **options: Any) -> int:
         saved = decode(Path(plan_file).read_bytes(), SavedPlan, origin=plan_file)
     except OSError as e:
         raise InputError("file-unreadable", f"{plan_file} cannot be read", evidence=(e.strerror or str(e),)) from None
-    return run_up(saved.intent.model, output, defaults({**options, "host": saved.intent.host}), Planning(intent=saved.intent), saved=saved)
+    given = {**options, "host": options["host"] or saved.intent.host}
+    return run_up(saved.intent.model, output, defaults(given), Planning(intent=saved.intent), saved=saved)

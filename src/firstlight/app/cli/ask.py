@@ -7,11 +7,13 @@ import click
 
 from firstlight.app.output import emit, output_option, say
 from firstlight.app.plan_options import planning_of, planning_options
+from firstlight.app.where import host_option
 from firstlight.core.errors import Exit
 
 
 @click.command(short_help="what the engine itself says about a model")
 @click.argument("model", required=False)
+@host_option("Whose model, GPUs and engine: local, or ssh://USER@HOST.")
 @click.option("--engine-python", metavar="PATH", help="Ask the engine in this Python environment (any build, nightlies too).")
 @click.option("--engine-wheel", metavar="vllm==X", help="Ask a release that is not installed: only its Python files are fetched.")
 @click.option("--timeout", type=click.FloatRange(min=5), default=120.0, show_default=True, help="Seconds for one question.")
@@ -28,7 +30,9 @@ def command(model: str | None, output: str, **options: Any) -> int:
     from firstlight.app.asking import Asking, ask_with
     from firstlight.app.views.answer import show_answer
 
-    asking = Asking(**{name: options.pop(name) for name in ("engine_python", "engine_wheel", "timeout", "memory_limit", "yes", "allow")})
+    asking = Asking(
+        **{name: options.pop(name) for name in ("host", "engine_python", "engine_wheel", "timeout", "memory_limit", "yes", "allow")}
+    )
     planning = planning_of(options, model=model)
     answer = ask_with(planning, asking, on_step=say if sys.stderr.isatty() else (lambda text: None))
     emit(answer, output, lambda: show_answer(answer))

@@ -17,15 +17,16 @@ def command() -> None:
 @output_option
 def list_(host_name: str, output: str) -> int:
     """Every cache with its size, largest first, and the overlays."""
-    from firstlight.app.places import cache_folder
+    from firstlight.app.elsewhere import places_of
     from firstlight.core.units import format_bytes
     from firstlight.launch.caches import list_caches
     from firstlight.launch.overlay import list_overlays
     from firstlight.probe.hosts import open_host
 
     host = open_host(host_name)
-    caches = list_caches(host, root=str(cache_folder() / "compile"))
-    overlays = list_overlays(host, str(cache_folder() / "overlays"))
+    place = places_of(host).cache
+    caches = list_caches(host, root=f"{place}/compile")
+    overlays = list_overlays(host, f"{place}/overlays")
 
     def human() -> None:
         for cache in caches:
@@ -52,7 +53,7 @@ def list_(host_name: str, output: str) -> int:
 def prune_(paths: tuple[str, ...], days: float | None, every: bool, yes: bool, host_name: str, output: str) -> int:
     """Removes caches by PATH, by age, or all of them. The next start compiles again."""
     from firstlight.app.consent import Consent
-    from firstlight.app.places import cache_folder
+    from firstlight.app.elsewhere import places_of
     from firstlight.core.errors import UsageError
     from firstlight.core.units import format_bytes
     from firstlight.launch.caches import list_caches, prune, refuse_strange, stale
@@ -60,7 +61,8 @@ def prune_(paths: tuple[str, ...], days: float | None, every: bool, yes: bool, h
 
     if not paths and days is None and not every:
         raise UsageError("which-caches", "nothing says what may go", hint="name a path, or say --older-than DAYS or --all")
-    host, root = open_host(host_name), str(cache_folder() / "compile")
+    host = open_host(host_name)
+    root = f"{places_of(host).cache}/compile"
     known = list_caches(host, root=root)
     wanted = frozenset(paths) | frozenset(c.path for c in known if every or (days is not None and stale(c, days)))
     chosen = [c for c in known if c.path in wanted]

@@ -9,9 +9,11 @@ import click
 
 from firstlight.app.consent import Consent
 from firstlight.app.output import emit, emit_rows, glyphs, output_option, say
-from firstlight.app.places import cache_folder, data_folder
+from firstlight.app.places import cache_folder
 from firstlight.app.tables import print_table
+from firstlight.app.where import host_option
 from firstlight.core.machine import EngineInstall
+from firstlight.core.ports import Host
 from firstlight.core.units import format_seconds
 
 
@@ -21,19 +23,23 @@ def command() -> None:
 
 
 @command.command("list", short_help="what is here")
+@host_option("Whose engines: local, or ssh://USER@HOST.")
 @output_option
-def list_(output: str) -> int:
+def list_(host: str, output: str) -> int:
     """Engines that firstlight made an environment for, and those it finds on this machine."""
-    rows = _known() + _found()
-    emit_rows("EngineInstall", rows, output, lambda: _show_list(rows))
+    from firstlight.probe.hosts import open_host
+
+    where = open_host(host)
+    known = _known(where)
+    rows = known + _found(where, known)
+    emit_rows("EngineInstall", rows, output, lambda: _show_list(rows, where))
     return 0
 
 
-def _show_list(rows: list[EngineInstall]) -> None:
+def _show_list(rows: list[EngineInstall], host: Host) -> None:
     from firstlight.ask.environments import half_made
-    from firstlight.probe.hosts import open_host
 
-    for folder in half_made(open_host("local"), str(data_folder() / "engines")):
+    for folder in half_made(host, _root(host)):
         say(f"{glyphs(sys.stderr).warn} half-made: {folder} (the next install makes it again)")
     if not rows:
         say("no engine is here yet")
@@ -47,20 +53,24 @@ def _cells(row: EngineInstall) -> tuple[str, ...]:
     return tuple(c or "unknown" for c in cells)
 
 
-def _known() -> list[EngineInstall]:
+def _root(host: Host) -> str:
+    from firstlight.app.elsewhere import places_of
+
+    return f"{places_of(host).data}/engines"
+
+
+def _known(host: Host) -> list[EngineInstall]:
     from firstlight.ask.environments import environments
-    from firstlight.probe.hosts import open_host
 
-    return environments(open_host("local"), str(data_folder() / "engines"))
+    return environments(host, _root(host))
 
 
-def _found() -> list[EngineInstall]:
+def _found(host: Host, known: list[EngineInstall]) -> list[EngineInstall]:
     """What the probe finds besides our own environments."""
     from firstlight.app.looking import find_here
-    from firstlight.probe.hosts import open_host
 
-    ours = {row.python for row in _known()}
-    return [row for row in find_here(open_host("local"), []) if row.python is None or row.python not in ours]
+    ours = {row.python for row in known}
+    return [row for row in find_here(host, []) if row.python is None or row.python not in ours]
 
 
 @command.command(short_help="make an environment with one release")
@@ -70,44 +80,57 @@ def _found() -> list[EngineInstall]:
 @click.option("--python", "python", default=None, help="The Python to make it with.  [default: the one that runs firstlight]")
 @click.option("--yes", is_flag=True, help="Do not ask before downloading.")
 @click.option("--allow", multiple=True, metavar="NAME", help="Consent by name: `install`.")
+@host_option("Where: local, or ssh://USER@HOST, with that host's Python and package index.")
 @output_option
-def install(engine: str, cpu: bool, to: str | None, python: str | None, yes: bool, allow: tuple[str, ...], output: str) -> int:
+def install(engine: str, cpu: bool, to: str | None, python: str | None, yes: bool, allow: tuple[str, ...], host: str, output: str) -> int:
     """Makes an environment with one engine release, pinned. Once made, it is used again and never touched."""
     from firstlight.ask.environments import make_environment, parse_engine, prepare, read_environment
     from firstlight.probe.hosts import open_host
 
-    host, ref = open_host("local"), parse_engine(engine)
-    interpreter = python or _base_python()
-    folder = os.path.abspath(to) if to else None
-    known = read_environment(host, folder or _place(ref.name, ref.version, cpu)) if ref.version else None
+    where, ref = open_host(host), parse_engine(engine)
+    interpreter = python or _base_python(where)
+    folder = _absolute(where, to) if to else None
+    known = read_environment(where, folder or _place(where, ref.name, ref.version, cpu)) if ref.version else None
     if known is not None:
         emit(known, output, lambda: _show_installed(known, None))
         return 0
     say(f"asking the package index about {engine}")
-    recipe = prepare(host, interpreter, ref, cpu=cpu, driver_cuda=None if cpu else _driver_cuda())
-    folder = folder or _place(recipe.engine, recipe.version, cpu)
-    if read_environment(host, folder) is None:
+    recipe = prepare(where, interpreter, ref, cpu=cpu, driver_cuda=None if cpu else _driver_cuda(where))
+    folder = folder or _place(where, recipe.engine, recipe.version, cpu)
+    if read_environment(where, folder) is None:
         _consent(Consent(yes=yes, allowed=frozenset(allow)), recipe.requirement, folder, cpu)
     began = time.monotonic()
-    made = make_environment(host, folder, recipe, python=interpreter, on_step=_step(began))
+    made = make_environment(where, folder, recipe, python=interpreter, on_step=_step(began))
     emit(made, output, lambda: _show_installed(made, time.monotonic() - began))
     return 0
 
 
-def _place(engine: str, version: str, cpu: bool) -> str:
-    return str(data_folder() / "engines" / (f"{engine}-{version}" + ("-cpu" if cpu else "")))
+def _place(host: Host, engine: str, version: str | None, cpu: bool) -> str:
+    return f"{_root(host)}/{engine}-{version}" + ("-cpu" if cpu else "")
 
 
-def _base_python() -> str:
-    """The interpreter behind firstlight's own environment, so that the new one does not depend on it."""
+def _absolute(host: Host, path: str) -> str:
+    """Another host's folder has to be said in full. Raises UsageError `path-not-absolute`."""
+    if host.is_local or path.startswith("/"):
+        return os.path.abspath(path)
+    from firstlight.core.errors import UsageError
+
+    raise UsageError("path-not-absolute", f"{path} is no full path", hint=f"a folder of {host.name}: /…")
+
+
+def _base_python(host: Host) -> str:
+    """The interpreter behind firstlight's own environment, so that the new one does not depend on it; another host's own."""
+    if not host.is_local:
+        from firstlight.launch.client import python_of
+
+        return python_of(host)
     return os.path.realpath(getattr(sys, "_base_executable", None) or sys.executable)
 
 
-def _driver_cuda() -> str | None:
-    from firstlight.probe.hosts import open_host
+def _driver_cuda(host: Host) -> str | None:
     from firstlight.probe.machine import probe_machine
 
-    return probe_machine(open_host("local")).cuda_driver_version
+    return probe_machine(host).cuda_driver_version
 
 
 def _consent(consent: Consent, requirement: str, folder: str, cpu: bool) -> None:
@@ -132,18 +155,20 @@ def _show_installed(made: EngineInstall, seconds: float | None) -> None:
 @command.command(short_help="remove an environment that firstlight made")
 @click.argument("environment", metavar="ENGINE@VERSION[-cpu]|FOLDER")
 @click.option("--yes", is_flag=True, help="Do not ask.")
-def remove(environment: str, yes: bool) -> int:
+@host_option("Where: local, or ssh://USER@HOST.")
+def remove(environment: str, yes: bool, host: str) -> int:
     """Removes an environment that firstlight made."""
     from firstlight.ask.environments import half_made, read_environment, remove_environment
     from firstlight.core.errors import UsageError
     from firstlight.probe.hosts import open_host
 
-    host, root = open_host("local"), str(data_folder() / "engines")
-    folder = os.path.abspath(environment) if os.sep in environment else f"{root}/{environment.replace('@', '-')}"
-    if read_environment(host, folder) is None and folder not in half_made(host, root):
+    where = open_host(host)
+    root = _root(where)
+    folder = _absolute(where, environment) if os.sep in environment else f"{root}/{environment.replace('@', '-')}"
+    if read_environment(where, folder) is None and folder not in half_made(where, root):
         raise UsageError("environment-unknown", f"{environment} is no environment that firstlight made", hint="firstlight engines list")
     Consent(yes=yes).require("remove", f"remove {folder}?")
-    remove_environment(host, folder)
+    remove_environment(where, folder)
     click.echo(f"{glyphs().ok} removed {folder}")
     return 0
 

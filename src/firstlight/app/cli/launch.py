@@ -3,11 +3,13 @@
 import click
 
 from firstlight.app.output import emit, output_option
+from firstlight.app.where import host_option
 
 
 @click.command("launch", short_help="start a plan under a supervisor")
 @click.argument("spec", required=False)
 @click.argument("engine_command", nargs=-1, type=click.UNPROCESSED, metavar="[-- COMMAND …]")
+@host_option("Where it starts: local, or ssh://USER@HOST; the command and its paths are that host's.")
 @click.option("--name", help="The run's name; the served name when not given.")
 @click.option("--port", type=int, help="The port that the command listens at.")
 @click.option("--bind", default="127.0.0.1", show_default=True, help="The address that the command listens at.")
