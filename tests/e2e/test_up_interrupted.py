@@ -10,6 +10,7 @@ import pytest
 from e2e_runner import FAKE_PYTHON, Firstlight, wait_for
 
 from firstlight.launch.ownership import find_processes
+from firstlight.launch.supervisor import procfs
 from firstlight.probe.local import LocalHost
 
 NEVER_READY = {"FAKE_ENGINE_SCRIPT": "never-ready"}
@@ -64,3 +65,23 @@ def test_down_all_ends_what_a_record_calls_over(firstlight: Firstlight, llama_fo
     assert firstlight("down", "--all").returncode == 0
     wait_for(lambda: not left_in(own_home), seconds=20)
     assert os.path.exists(started[0])
+
+
+def test_while_the_engine_is_asked(firstlight: Firstlight, llama_folder: Path, tmp_path: Path) -> None:
+    """A question may take two minutes: it ends at once, with every process that it had started."""
+    python, asked = tmp_path / "python", tmp_path / "asked"
+    wait = f"echo $$ > {asked}.new; mv {asked}.new {asked}; sleep 100; exit"
+    script = f'#!/bin/sh\ncase "$*" in *asking*) {wait};; esac\nexec {FAKE_PYTHON} "$@"\n'
+    python.write_text(script)
+    python.chmod(0o755)
+    words = [w if w != str(FAKE_PYTHON) else str(python) for w in up(llama_folder, "--ask", "always", "--rehearse", "never")]
+    process = firstlight.start(*words)
+    wait_for(asked.exists)
+    group = int(asked.read_text())
+    began = time.monotonic()
+    process.send_signal(signal.SIGINT)
+    said = process.communicate(timeout=60)
+    assert process.returncode == 130, said
+    assert time.monotonic() - began < 20
+    assert [p for p in procfs.processes() if p.pgid == group and p.state not in "ZX"] == []
+    assert [(r["state"], r["reason"]) for r in firstlight.runs()] == [("stopped", "interrupted")]

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from firstlight.core.ports import Completed, FileInfo
 from firstlight.probe.problems import command_not_found, command_timeout, host_error
+from firstlight.probe.running import Running
 
 
 @contextlib.contextmanager
@@ -57,6 +58,13 @@ class LocalHost:
     name = "local"
     is_local = True
 
+    def __init__(self) -> None:
+        self._running = Running()
+
+    def interrupt(self) -> None:
+        """Ends what `run` waits for in other threads, with its group; this host runs nothing any more."""
+        self._running.interrupt()
+
     def run(
         self,
         argv: Sequence[str],
@@ -69,7 +77,8 @@ class LocalHost:
         """Runs to the end; past `timeout` seconds the whole process group is killed and `command-timeout` raised."""
         process = self._start(argv, env=env, cwd=cwd, stdin=subprocess.DEVNULL if stdin is None else subprocess.PIPE)
         try:
-            out, err = process.communicate(stdin, timeout=timeout)
+            with self._running.hold(process):
+                out, err = process.communicate(stdin, timeout=timeout)
         except subprocess.TimeoutExpired:
             kill_group(process)
             raise command_timeout(shlex.join(argv), timeout) from None

@@ -22,6 +22,7 @@ from firstlight.core.ports import Completed, FileInfo
 from firstlight.probe.cuts import PATIENCE_SECONDS, ConnectionLost, Cuts
 from firstlight.probe.local import kill_group
 from firstlight.probe.problems import command_not_found, command_timeout, host_error
+from firstlight.probe.running import Running
 from firstlight.probe.sshchannel import SshChannel, past_noise
 from firstlight.probe.sshscript import (
     NO_FOLDER,
@@ -73,6 +74,12 @@ class SshHost:
         self._flags = [*(["-l", match["user"]] if match["user"] else []), *(["-p", match["port"]] if match["port"] else [])]
         self._python: str | None = None
         self.cuts = Cuts(patience, on_lost)
+        self._running = Running()
+
+    def interrupt(self) -> None:
+        """Ends our side of what `run` waits for in other threads; there its time limit ends it."""
+        self.cuts.patience = 0.0
+        self._running.interrupt()
 
     def run(
         self,
@@ -93,7 +100,8 @@ class SshHost:
         began = time.monotonic()
         process = self._ssh(script)
         try:
-            out, err = process.communicate(script + (stdin or b""), timeout=timeout + CONNECT_SECONDS + 5)
+            with self._running.hold(process):
+                out, err = process.communicate(script + (stdin or b""), timeout=timeout + CONNECT_SECONDS + 5)
         except subprocess.TimeoutExpired:
             kill_group(process)
             raise command_timeout(shlex.join(argv), timeout, host=self.name) from None

@@ -1,22 +1,25 @@
 """The second rung inside `up`: the engine itself says what it will pick and need, before anything is loaded."""
 
-import asyncio
-
 from firstlight.app.elsewhere import places_of
 from firstlight.app.session import Session
 from firstlight.app.stages import look
+from firstlight.app.whole import whole
 from firstlight.core.answer import EngineAnswer
 from firstlight.core.errors import FirstlightError
 from firstlight.core.findings import Finding, Severity
+from firstlight.core.ports import Host
 from firstlight.core.units import gib
+from firstlight.probe.hosts import open_host
+from firstlight.probe.running import Interruptible
 
 
 async def ask(session: Session) -> str:
     """Asks the installed build about the plan, and plans again with its answer. An engine that cannot be asked costs nothing."""
     if because := _not_needed(session):
         return because
+    host = open_host(session.host.name)  # its own: Ctrl-C ends what it runs, and nothing of anybody else
     try:
-        answer = await asyncio.to_thread(_ask, session)
+        answer = await whole(_ask, session, host, on_cancel=lambda: _interrupt(host))
     except FirstlightError as e:
         return f"not asked: {e.message}"
     session.answer = answer
@@ -38,12 +41,18 @@ def _not_needed(session: Session) -> str | None:
     return None
 
 
-def _ask(session: Session) -> EngineAnswer:
+def _interrupt(host: Host) -> None:
+    """A question to an engine takes up to two minutes; nobody waits for the answer any more."""
+    if isinstance(host, Interruptible):
+        host.interrupt()
+
+
+def _ask(session: Session, host: Host) -> EngineAnswer:
     from firstlight.ask.ask import ask as ask_engine
 
     assert session.machine is not None
     return ask_engine(
-        session.host,
+        host,
         checkpoint=session.model,
         machine=session.machine,
         candidate=session.best,

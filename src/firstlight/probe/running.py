@@ -1,0 +1,50 @@
+"""The commands that a host runs just now, so that who is interrupted can end them: their readers wait in other threads."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import threading
+from collections.abc import Iterator
+from typing import Protocol, runtime_checkable
+
+
+@runtime_checkable
+class Interruptible(Protocol):
+    """A host whose commands can be ended from another thread."""
+
+    def interrupt(self) -> None: ...
+
+
+class Running:
+    """`interrupt` is for good: what is started afterwards is ended at once."""
+
+    def __init__(self) -> None:
+        self._processes: set[subprocess.Popen[bytes]] = set()
+        self._lock = threading.Lock()
+        self._over = False
+
+    @contextlib.contextmanager
+    def hold(self, process: subprocess.Popen[bytes]) -> Iterator[None]:
+        """While the process runs. It leads a group of its own, and whoever holds it reaps it."""
+        with self._lock:
+            self._processes.add(process)
+            if self._over:
+                _kill(process)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._processes.discard(process)
+
+    def interrupt(self) -> None:
+        with self._lock:
+            self._over = True
+            for process in self._processes:
+                _kill(process)
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    if process.returncode is None:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, signal.SIGKILL)
