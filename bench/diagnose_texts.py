@@ -126,7 +126,7 @@ def _text(node: ast.AST) -> tuple[str, str, str] | None:
     match node:
         case ast.Raise(exc=ast.Call(func=ast.Name(id=name) | ast.Attribute(attr=name), args=[first, *_])):
             message = literal(first)
-            return ("raise", name, message) if message and name not in ("HTTPException", "AttributeError", "StopIteration") else None
+            return ("raise", name, message) if message and name not in ("HTTPException", "StopIteration") else None
         case ast.Assert(msg=ast.expr() as said):
             message = literal(said)
             return ("assert", "AssertionError", message) if message else None

@@ -10,7 +10,7 @@ from firstlight.catalog.milestones import RANK, Field, Milestones, load_mileston
 from firstlight.catalog.rules import Gate, Rule, builtin_rules, version_within
 from firstlight.catalog.texts import place_of_text
 from firstlight.core.diagnosis import Benign
-from firstlight.diagnose.place import place_of_frames
+from firstlight.diagnose.place import place_of_frames, place_of_type
 from firstlight.diagnose.remedies import value_of
 from firstlight.diagnose.units import Collector, Unit, essence, level_of, template
 from firstlight.engines.lines import Line, Splitter, parse
@@ -26,8 +26,9 @@ _LOUD = frozenset({"ERROR", "CRITICAL"})
 _TROUBLE = re.compile(
     r"error|fail|fatal|cannot|can't|could ?n.t|could not|unable|kill|abort|denied|not found|no such|WARN|exception|out of memory|oom"
     r"|no space|invalid|unrecognized|unsupported|not supported|in use|terminat|timed out|timeout|too (?:many|old|small)|died|refused"
-    r"|unexpected|unknown|missing|exceed|assert|segfault|corrupt|mismatch|incompatible|not compatible|must match|illegal|core dumped|not loaded|without (?:SSL|curl)|already|no module|no available|xid|lost|fallen"
+    r"|unexpected|unknown|missing|exceed|assert|segfault|corrupt|mismatch|incompatible|already|no module|no available|xid|lost|fallen"
     r"|insufficient|unreachable|must be|is larger than|divisible|\bnan\b"
+    r"|not compatible|must match|illegal|core dumped|not loaded|without (?:SSL|curl)"
     r"|\bfault\b|SIG[A-Z]{3,4} received|not implemented|\brequires\b|crash|exited with|critical|memory: -|status|manifest",
     re.IGNORECASE,
 )
@@ -113,15 +114,18 @@ class LogReader:
         self._take_back_ready()
 
     def _answers_are_ready(self) -> None:
-        """An access log: who answers requests is up, also where the paste begins later than `ready`; not where its engine had died."""
+        """An access log: who answers requests is up, also where the paste begins later than `ready`; not where its engine had died.
+
+        Where nothing of the start is in the paste, it was ready before the first line: what failed there failed while serving.
+        """
         at = self.answer_line
         if at is None or self.ready_line is not None or any(d.line < at for d in self.died):
             return
         if any(s.unit.kind == "exception" and s.unit.line < at and level_of(s.unit.worker) != 2 for s in self.seen):
             return
-        self.ready_line = at
+        self.ready_line = at if any(phase not in ENDED for _, phase, _ in self.moves) else 0
         for seen in self.seen:
-            seen.unit.phase = "serving" if seen.unit.line > at else seen.unit.phase
+            seen.unit.phase = "serving" if seen.unit.line > self.ready_line else seen.unit.phase
 
     def _take_back_ready(self) -> None:
         """A server that says it is up before it binds its port was not ready when the binding fails."""
@@ -276,10 +280,13 @@ class LogReader:
         """Where the exception was raised: by its frames, else by its message, which is looked up in the engine's texts a few times only."""
         if unit.kind != "exception":
             return
-        unit.place = place_of_frames(unit.frames)
-        if unit.place is None and self.lookups < LOOKUPS and self.engine in (None, "vllm"):
-            self.lookups += 1
-            unit.place = place_of_text("vllm", unit.text)
+        unit.place = place_of_frames(unit.frames) or self._place_of_text(unit.text) or place_of_type(unit.text)
+
+    def _place_of_text(self, text: str) -> str | None:
+        if self.lookups >= LOOKUPS or self.engine not in (None, "vllm"):
+            return None
+        self.lookups += 1
+        return place_of_text("vllm", text)
 
     def _note_loop_end(self, unit: Unit) -> None:
         """V0's engine process says no more than the traceback of its loop when it dies."""
@@ -292,8 +299,8 @@ class LogReader:
         carried = essence(unit.text)
         if carried is None:
             return found
-        inner = self._matches_of(structs.replace(unit, text=carried))
-        return [m for m in found if m.rule.role != "wrapper"] + [m for m in inner if m.rule.role != "wrapper"]
+        inner = self._matches_of(structs.replace(unit, text=carried, place=self._place_of_text(carried)))
+        return [m for m in found if m.rule.role != "wrapper" and not m.rule.places] + [m for m in inner if m.rule.role != "wrapper"]
 
     def _matches_of(self, unit: Unit) -> list[Match]:
         found: list[Match] = []

@@ -5,7 +5,15 @@ from collections.abc import Sequence
 
 _FRAME = re.compile(r'File "(?P<path>[^"]+)", line \d+(?:, in (?P<function>\S+))?')
 _SITE = re.compile(r".*/(?:site|dist)-packages/(?P<path>.+)")
-_ENGINE = re.compile(r".*/(?P<path>(?:vllm|sglang|transformers_modules|vllm_[a-z]\w*)/.+)")
+_ENGINE = re.compile(
+    r".*/(?P<path>(?:vllm/(?:v1|engine|config|model_executor|models|lora|distributed|attention|compilation|entrypoints|executor|worker|core"
+    r"|platforms|plugins|multimodal|inputs|transformers_utils|tokenizers|spec_decode|kernels|utils|ray|sampling_params|envs|sequence"
+    r"|forward_context|_custom_ops|device_allocator|third_party|vllm_flash_attn|triton_utils)|sglang|transformers_modules|vllm_[a-z]\w*/"
+    r"|lmcache|nixl|mooncake|transformers|torch|triton|flashinfer|deep_gemm|deep_ep|aiter|xgrammar|huggingface_hub)\b.+)"
+)
+_QUALIFIED = re.compile(
+    r"(?P<path>(?!vllm\b|sglang\b|builtins\b|asyncio\b|multiprocessing\b)[a-z_]\w*(?:\.\w+)*)\.[A-Z]\w*(?:\(\w+\))?(?::|\s*$)"
+)
 _TOOLS = re.compile(
     r"/python3?[\d.]*/(?!(?:site|dist)-packages/)|<frozen|<string>|/uv/python/"
     r"|-packages/(?:torch/(?:nn/|_ops\.py|utils/|_tensor|functional\.py|autograd/|storage\.py|cuda/|_C|__init__|_jit_internal)"
@@ -33,3 +41,9 @@ def place_of_frames(frames: Sequence[str]) -> str | None:
         inner = _SITE.match(m["path"]) or _ENGINE.match(m["path"])
         return f"{inner['path'] if inner else m['path']}:{m['function'] or ''}"
     return None
+
+
+def place_of_type(text: str) -> str | None:
+    """`huggingface_hub/errors:` of `huggingface_hub.errors.HfHubHTTPError: …`: an exception's full name tells whose it is."""
+    m = _QUALIFIED.match(text)
+    return f"{m['path'].replace('.', '/')}/:" if m else None

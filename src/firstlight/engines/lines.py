@@ -102,10 +102,13 @@ _NAMED = re.compile(
 )
 _UNNUMBERED = re.compile(r"\((?P<name>(?:APIServer|EngineCore|Worker)\w*)\) ")
 _HEADER = re.compile(
-    rf"(?P<level>{_LEVELS})[: ]\s*(?:(?P<stamp>(?:\d{{4}}-)?\d\d-\d\d[ T]\d\d:\d\d:\d\d(?:[.,]\d+)?)\s+)?"
+    rf"(?P<level>{_LEVELS})[: ]\s*(?:(?P<stamp>(?:\d{{4}}-)?\d\d-\d\d[ T]\d\d:\d\d:\d\d(?:[.,]\d+)?)\s+|(?:\.{{3}}|…)\s+)?"
     r"\[?(?P<source>[\w./<>-]+\.(?:py|pyx|cc|cpp)(?::\d+)?)\]\s?"
 )
-_BARE = re.compile(rf"(?P<level>{_LEVELS}):\s+")
+_BARE = re.compile(
+    rf"(?P<level>{_LEVELS}):\s+"
+    r"|(?P<word>ERROR|CRITICAL) (?=Traceback \(|  File \"|    |(?:[a-z_][\w.]*\.)?[A-Z]\w*(?:Error|Exception)\b|EngineCore |WorkerProc )"
+)
 _PYTHON = re.compile(
     rf"(?P<stamp>\d{{4}}-\d\d-\d\d[ T]\d\d:\d\d:\d\d(?:[.,]\d+)?)\s+(?:-\s+)?(?:(?P<level>{_LEVELS})\s+)"
     r"(?:(?P<source>[\w.]+\.py:\d+)\s+--\s+|-\s+)?"
@@ -289,7 +292,7 @@ def _one(number: int, raw: str) -> Line:
         _text(raw, m.end()),
         name,
         pid,
-        _level(found.get("level") or found.get("bare")),
+        _level(found.get("level") or found.get("bare") or found.get("word")),
         found.get("stamp") or stamp,
         found.get("source"),
         True,
