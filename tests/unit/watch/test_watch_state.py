@@ -181,3 +181,48 @@ def test_a_replay_carries_the_times_of_the_lines() -> None:
     events = log.feed(LOG.encode(), 0.0)
     times = {e.data["name"]: e.time for e in events if e.kind == "phase"}
     assert times["kv-allocation"] - times["configuring"] == 40.0
+
+
+OLD = (
+    "INFO 10-12 08:00:00 api_server.py:712] vLLM API server version 0.6.6.post1\n"
+    "INFO 10-12 08:00:00 api_server.py:713] args: Namespace(model='/m', tensor_parallel_size=2)\n"
+    "INFO 10-12 08:00:06 llm_engine.py:234] Initializing an LLM engine (v0.6.6.post1) with config: model='/m'\n"
+    "INFO 10-12 08:00:07 selector.py:120] Using Flash Attention backend.\n"
+    "(VllmWorkerProcess pid=31) INFO 10-12 08:00:08 selector.py:120] Using Flash Attention backend.\n"
+    "(VllmWorkerProcess pid=31) INFO 10-12 08:00:09 pynccl.py:69] vLLM is using nccl==2.21.5\n"
+    "INFO 10-12 08:00:10 model_runner.py:1094] Starting to load model /m...\n"
+    "(VllmWorkerProcess pid=31) INFO 10-12 08:00:10 model_runner.py:1094] Starting to load model /m...\n"
+    "\rLoading safetensors checkpoint shards:  25% Completed | 1/4 [00:01<00:03,  1.05s/it]\n"
+    "(VllmWorkerProcess pid=31) INFO 10-12 08:00:30 model_runner.py:1099] Loading model weights took 7.4944 GB\n"
+    "INFO 10-12 08:00:33 worker.py:241] Memory profiling takes 2.25 seconds\n"
+    "INFO 10-12 08:00:33 worker.py:241] the current vLLM instance can use total_gpu_memory (79.11GiB)"
+    " x gpu_memory_utilization (0.90) = 71.20GiB\n"
+    "INFO 10-12 08:00:33 worker.py:241] model weights take 7.49GiB; non_torch_memory takes 0.31GiB;"
+    " PyTorch activation peak memory takes 1.20GiB;"
+    " the rest of the memory reserved for KV Cache is 62.20GiB.\n"
+    "INFO 10-12 08:00:34 distributed_gpu_executor.py:57] # GPU blocks: 63692, # CPU blocks: 4096\n"
+    "INFO 10-12 08:00:34 distributed_gpu_executor.py:61] Maximum concurrency for 131072 tokens per request: 7.77x\n"
+    "INFO 10-12 08:00:36 model_runner.py:1415] Capturing cudagraphs for decoding. This may lead to unexpected consequences\n"
+    "\rCapturing CUDA graph shapes:  20%|##        | 7/35 [00:03<00:12,  2.30it/s]\n"
+    "INFO 10-12 08:00:51 model_runner.py:1535] Graph capturing finished in 15 secs, took 0.21 GiB\n"
+    "INFO 10-12 08:00:51 llm_engine.py:431] init engine (profile, create kv cache, warmup model) took 20.57 seconds\n"
+    "INFO:     Started server process [9]\n"
+    "INFO:     Application startup complete.\n"
+)
+
+
+def test_the_old_engine_with_its_lines_without_a_bracket() -> None:
+    log = EngineLog("auto", stamped=True)
+    events = log.feed(OLD.encode(), 0.0)
+    names = [e.data["name"] for e in events if e.kind == "phase"]
+    assert names == [
+        "configuring", "distributed-init", "loading", "profiling", "kv-allocation", "capturing", "warming", "api-start", "ready",
+    ]  # fmt: skip
+    expected = {
+        "engine_version": "0.6.6.post1", "attention_backend": "Flash Attention", "weights_gib": 7.49, "profiling_seconds": 2.25,
+        "device_total_gib": 79.11, "gpu_memory_utilization": 0.9, "non_torch_gib": 0.31, "activation_peak_gib": 1.2, "kv_cache_gib": 62.2,
+        "gpu_blocks": 63692, "cpu_blocks": 4096, "max_concurrency": 7.77, "capture_seconds": 15.0, "graphs_gib": 0.21,
+        "engine_init_seconds": 20.57,
+    }  # fmt: skip
+    assert {k: log.fields.get(k) for k in expected} == expected
+    assert log.worker_fields["VllmWorkerProcess pid=31"]["weights_gib"] == 7.4944
