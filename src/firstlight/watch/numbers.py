@@ -10,6 +10,13 @@ _UNITS = (
     r"GiB|MiB|KiB|GB|MB|KB|bytes|tokens|seconds|secs|sec|ms|s|%|layers|experts|blocks|heads|threads|workers|processes|graphs|files|GPUs"
 )
 _WITH_UNIT = re.compile(rf"(?<![\w.=/-])(?P<value>-?\d{{1,3}}(?:,\d{{3}})+|-?\d{{1,18}}(?:\.\d{{1,9}})?) ?(?P<unit>{_UNITS})(?![\w/])")
+_SETTING = re.compile(
+    r"(?<![\w.'])'?(?P<name>[a-z][a-z0-9_]{1,60})'?(?:=|: )"
+    r"(?P<value>True|False|-?\d{1,18}(?:\.\d{1,9})?|\[\d{1,9}(?:, ?\d{1,9}){0,600}\])(?=[,)}\s]|$)"
+)
+_LONGEST_SETTINGS = 40_000
+_MOST_SETTINGS = 200
+Setting = int | float | bool | list[int]
 _RESERVED = frozenset({"text", "quantities", "line", "phase", "worker"})
 
 
@@ -22,6 +29,24 @@ def numbers_of(text: str) -> dict[str, Any]:
             found[m["name"]] = number(m["value"])
     quantities = [{"value": number(m["value"]), "unit": m["unit"]} for m in _WITH_UNIT.finditer(text)][:_MOST]
     return {**found, "quantities": quantities} if quantities else found
+
+
+def settings_of(text: str) -> dict[str, Setting]:
+    """Numbers, switches and lists of numbers in an engine's arguments or configuration, as Python prints them (`a=2`, `'a': [1, 2]`).
+
+    Text values are left out: they may hold keys and paths. Of a name that comes twice the first counts (the engine's, then nested ones).
+    """
+    found: dict[str, Setting] = {}
+    for m in _SETTING.finditer(text[:_LONGEST_SETTINGS]):
+        if m["name"] not in found and len(found) < _MOST_SETTINGS:
+            found[m["name"]] = _setting(m["value"])
+    return found
+
+
+def _setting(text: str) -> Setting:
+    if text.startswith("["):
+        return [int(part) for part in text[1:-1].split(",") if part.strip()]
+    return text == "True" if text in ("True", "False") else number(text)
 
 
 def number(text: str) -> int | float:

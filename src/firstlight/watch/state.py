@@ -7,7 +7,7 @@ from msgspec import Struct
 from firstlight.catalog.milestones import PHASES, RANK, Field, Milestone, load_milestones
 from firstlight.catalog.rules import Gate, benign_rules
 from firstlight.engines.lines import Line, Splitter, parse, seconds_of
-from firstlight.watch.numbers import numbers_of
+from firstlight.watch.numbers import numbers_of, settings_of
 
 _ENDINGS = frozenset({"ready", "serving", "failed", "stopping", "stopped"})
 _WORKERS_KEPT = 4096
@@ -149,7 +149,8 @@ class EngineLog:
             events.append(self._progress(line, milestone, fields, now))
         elif fields or milestone.event != "figure":
             kind = "figure" if milestone.event == "start" else milestone.event
-            events.append(self._event(kind, line, now, **fields))
+            long = str(fields.get("args") or fields.get("config") or "")
+            events.append(self._event(kind, line, now, **fields, **({"settings": settings_of(long)} if long else {})))
 
     def _restart(self) -> None:
         """A banner after an ending is a new start of the same service: phases begin again."""

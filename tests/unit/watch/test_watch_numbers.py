@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from firstlight.watch.numbers import numbers_of
+from firstlight.watch.numbers import numbers_of, settings_of
 from firstlight.watch.state import EngineLog
 
 
@@ -38,3 +38,21 @@ def test_they_are_figures_until_ready_and_of_logging_lines_alone() -> None:
     assert log.feed(b"free text with size=7\n", 1.0) == []
     log.feed(b"INFO:     Application startup complete.\n", 2.0)
     assert log.feed(line, 3.0) == []
+
+
+def test_settings_of_arguments_and_configurations() -> None:
+    args = "{'model': '/m', 'api_key': 'k=5', 'tensor_parallel_size': 8, 'gpu_memory_utilization': 0.9, 'enforce_eager': True}"
+    assert settings_of(args) == {"tensor_parallel_size": 8, "gpu_memory_utilization": 0.9, "enforce_eager": True}
+    config = (
+        "model='/m', dtype=torch.bfloat16, max_seq_len=1024, tensor_parallel_size=2, enforce_eager=False, seed=0, "
+        "compilation_config={'mode': 3, 'cudagraph_capture_sizes': [1, 2, 4, 8], 'max_cudagraph_capture_size': 8}"
+    )
+    found = settings_of(config)
+    assert found["cudagraph_capture_sizes"] == [1, 2, 4, 8]
+    assert (found["max_seq_len"], found["enforce_eager"], found["max_cudagraph_capture_size"]) == (1024, False, 8)
+    assert "model" not in found
+
+
+def test_the_settings_are_in_the_event_of_the_line() -> None:
+    (_, _, figure) = EngineLog("vllm").feed(b"(APIServer pid=9) INFO 10-12 08:00:00 [a.py:1] non-default args: {'max_num_seqs': 4}\n", 1.0)
+    assert figure.data["settings"] == {"max_num_seqs": 4}
