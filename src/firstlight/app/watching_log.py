@@ -159,9 +159,9 @@ async def stdin_chunks() -> AsyncIterator[bytes]:
         yield chunk
 
 
-def exit_of(log: EngineLog, *, replay: bool) -> int:
-    """A start that was watched live and failed is an engine failure; reading an old log never is."""
-    return Exit.ENGINE_FAILED if log.phase == "failed" and not replay else Exit.OK
+def exit_of(log: EngineLog) -> int:
+    """A start that was watched live (a run, a file that grows, a pipe) and failed is an engine failure; reading an old log never is."""
+    return Exit.ENGINE_FAILED if log.phase == "failed" and not log.stamped else Exit.OK
 
 
 def ending_of(target: Target) -> tuple[int | None, dict[str, Any]]:

@@ -53,7 +53,7 @@ class EngineLog:
         self.lines = 0
         self.errors = 0
         self.benign: dict[str, int] = {}
-        self._stamped = stamped
+        self.stamped = stamped
         self._structured = False
         self._alive = False
         self._names: dict[int, str] = {}
@@ -71,7 +71,7 @@ class EngineLog:
         self._alive = False
         for number, raw in pieces:
             self._raw(number, raw, now, events)
-        if chunk and not self._stamped and (self._alive or self.last_line_at is None):
+        if chunk and not self.stamped and (self._alive or self.last_line_at is None):
             self.last_line_at = now
             self.phase_since = now if self.phase_since is None else self.phase_since
         return events
@@ -107,7 +107,7 @@ class EngineLog:
                 if self._heard.pop(_key(line), False):
                     continue
                 _remember_key(self._told, line)
-            self._line(line, self._own_time(line, now) if self._stamped else now, events)
+            self._line(line, self._own_time(line, now) if self.stamped else now, events)
 
     def _own_time(self, line: Line, now: float) -> float:
         """The line's stamp, else the last one seen, else the time of reading."""

@@ -3,6 +3,8 @@
 import pytest
 
 from firstlight.app.views.watch import WatchView, beat_event, beat_line
+from firstlight.app.watching_log import exit_of
+from firstlight.core.errors import Exit
 from firstlight.core.figures import Figure
 from firstlight.watch.follow import Beat
 from firstlight.watch.stall import Stall, Verdict
@@ -53,3 +55,10 @@ def test_silent_loading_is_shown_in_bytes() -> None:
     found = beat(Stall.MOVING, done=2 << 30, total=8 << 30, unit="bytes")
     assert "2.0 GiB of 8.0 GiB" in beat_line(found, view.marks)
     assert (beat_event(found, 1, "r").data["done"], beat_event(found, 1, "r").data["unit"]) == (2 << 30, "bytes")
+
+
+@pytest.mark.parametrize(("stamped", "code"), [(False, Exit.ENGINE_FAILED), (True, Exit.OK)])
+def test_a_failure_that_was_watched_live_is_one_and_a_replay_is_not(*, stamped: bool, code: Exit) -> None:
+    log = EngineLog("vllm", stamped=stamped)
+    log.feed(DIED + b"INFO:     Application shutdown complete.\n", 1.0)
+    assert exit_of(log) is code

@@ -45,4 +45,4 @@ def command(what: str, replay: bool, engine: str | None, output: str) -> int:
     log = asyncio.run(watch_target(target, take, replay=replay))
     if output == "human":
         view.close(log)
-    return exit_of(log, replay=replay or not target.live)
+    return exit_of(log)
