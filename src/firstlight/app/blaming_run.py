@@ -13,6 +13,7 @@ from firstlight.app.endpoints import Target
 from firstlight.app.output import say
 from firstlight.app.session import Session, UpOptions
 from firstlight.app.stages import start
+from firstlight.app.stages.ports import choosing, listening_now
 from firstlight.app.stages.yielding import yielded
 from firstlight.app.store import RunFolder, RunStore
 from firstlight.core.intent import Intent
@@ -117,6 +118,7 @@ async def _as_before(session: Session, folder: RunFolder, trials: Trials, state:
     """The run's own launch again, as a further attempt, and the state that it had."""
     await trials.end()
     assert session.launch is not None
+    await asyncio.to_thread(_elsewhere_if_taken, session, folder)
     attempt = folder.run.attempt + 1
     folder.save(session.launch, f"attempts/{attempt}/launch.json")
     folder.update(state=RunState.STARTING, attempt=attempt)
@@ -129,3 +131,18 @@ async def _as_before(session: Session, folder: RunFolder, trials: Trials, state:
     ready = await asyncio.to_thread(becomes_ready, client.events())
     folder.update(state=state if ready else RunState.FAILED)
     say(f"{session.name} serves again as before" if ready else f"{session.name} did not start again: firstlight logs {session.name}")
+
+
+def _elsewhere_if_taken(session: Session, folder: RunFolder) -> None:
+    """While the run was stopped anybody could take its port: it then serves at another, unless the user had named this one."""
+    assert session.launch is not None
+    port = session.launch.port
+    if session.intent.port is not None or port not in listening_now(session.host):
+        return
+    with choosing(session):
+        session.launch = start.make_launch(session)
+        session.endpoint = start.endpoint_for(session)
+        folder.update(endpoint=session.endpoint)
+    folder.save(session.launch, "launch.json")
+    folder.save(session.endpoint, "endpoint.json")
+    say(f"port {port} was taken meanwhile: {session.name} serves at {session.endpoint.base_url}")

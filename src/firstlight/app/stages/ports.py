@@ -9,6 +9,7 @@ from urllib.parse import urlsplit
 from firstlight.app.session import Session
 from firstlight.core.errors import HostError
 from firstlight.core.ids import slug
+from firstlight.core.ports import Host
 from firstlight.core.run import TERMINAL
 from firstlight.probe.facts.network import parse_ports
 
@@ -34,10 +35,15 @@ def rehearsal_port(session: Session, *, tried: Collection[int] = ()) -> int:
 
 def _listening(session: Session) -> set[int]:
     """Ports of the host that somebody listens at: now, and when it was probed."""
-    found = set(session.machine.ports_in_use if session.machine else [])
+    return listening_now(session.host) | set(session.machine.ports_in_use if session.machine else [])
+
+
+def listening_now(host: Host) -> set[int]:
+    """Ports that somebody listens at in this moment; none where the host does not show them."""
+    found: set[int] = set()
     for path in ("/proc/net/tcp", "/proc/net/tcp6"):
         with suppress(HostError):
-            found |= set(parse_ports(session.host.read(path).decode("ascii", "replace")))
+            found |= set(parse_ports(host.read(path).decode("ascii", "replace")))
     return found
 
 
