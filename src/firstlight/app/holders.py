@@ -3,6 +3,7 @@
 import os
 import re
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from msgspec import Struct
@@ -39,12 +40,13 @@ def of_port(port: int) -> list[Holder]:
     return [_holder(f"port {port}", pid) for pid in pids]
 
 
-def of_gpus(host: Host, indices: list[int] | None) -> list[Holder]:
-    """Processes on the GPUs that are wanted, as the driver lists them."""
+def of_gpus(host: Host, names: Sequence[int | str] | None) -> list[Holder]:
+    """Processes on the GPUs that are wanted (by index or uuid; None: all), as the driver lists them."""
     from firstlight.probe.machine import probe_machine
 
     machine = probe_machine(host)
-    wanted = [a for a in machine.accelerators if indices is None or a.index in indices]
+    chosen = None if names is None else {str(name) for name in names}
+    wanted = [a for a in machine.accelerators if chosen is None or str(a.index) in chosen or a.uuid in chosen]
     return [_holder(f"GPU {a.index}", p.pid) for a in wanted for p in a.processes]
 
 

@@ -27,7 +27,7 @@ class Mount(Struct, frozen=True, kw_only=True):
 class Container(Struct, frozen=True, kw_only=True):
     """title: the model's name for a comment, one line whatever it holds. image: with its tag.
 
-    script: what /bin/sh runs, the engine replaces it. device_ids: GPUs by index, None for all; gpus: any at all.
+    script: what /bin/sh runs, the engine replaces it. device_ids: GPUs by index or uuid, None for all; gpus: any at all.
 
     health: a shell line that exits 0 after an answer that makes sense. start_seconds: how long the first one may take.
     """

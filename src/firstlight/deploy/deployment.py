@@ -12,7 +12,8 @@ _CACHES = ("_CACHE_ROOT", "_CACHE_DIR", "_CACHE_PATH", "_WORKSPACE_BASE")
 class Deployment(Struct, frozen=True, kw_only=True):
     """The launch of a verified run. Every renderer works from this alone.
 
-    version: the engine's, which chooses the image. gpus: indices, None for all; gpu_count 0: a machine without GPUs.
+    version: the engine's, which chooses the image. gpus: indices or uuids (a MIG device has no index), None for all;
+    gpu_count 0: a machine without GPUs.
     ranks: processes that share memory. ready_seconds: how long the verified start took. known_answer: the endpoint knows the capital of
     France, so that a health check may ask for it. uid, gid: of the user whose files these are.
     """
@@ -22,7 +23,7 @@ class Deployment(Struct, frozen=True, kw_only=True):
     endpoint: Endpoint
     version: str | None = None
     overlay: Overlay | None = None
-    gpus: list[int] | None = None
+    gpus: list[str] | None = None
     gpu_count: int = 0
     ranks: int = 1
     nodes: int = 1

@@ -1,6 +1,7 @@
 """Facts -> Accelerators: the driver's, CUDA's, the bus's and the catalog's words about each GPU brought together. Pure."""
 
-from collections.abc import Mapping, Sequence
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
 
 from firstlight.catalog.gpus import recognise
 from firstlight.core.findings import Finding, Severity
@@ -21,14 +22,18 @@ def accelerators(
     memory: Memory,
     processes: Mapping[int, ProcessFacts],
 ) -> list[Accelerator]:
-    """One entry a GPU in nvidia-smi's order; a GPU in MIG mode gives one entry a MIG device, since only those can be used."""
+    """One entry a GPU in nvidia-smi's order; a GPU in MIG mode gives one entry a MIG device, since only those can be used.
+
+    Indices are nvidia-smi's. The first MIG device has that of its GPU, which has no entry; the others follow those of all GPUs.
+    """
     measured = {short_address(d.pci_bus_id): d for d in cuda.devices}
     found: list[Accelerator] = []
-    for gpu in smi.gpus:
+    further = itertools.count(len(smi.gpus))
+    for index, gpu in enumerate(smi.gpus):
         address = short_address(gpu.pci_bus_id or "")
-        whole = _whole(len(found), gpu, capability.get(gpu.uuid or ""), measured.get(address), bus.nodes.get(address), memory)
+        whole = _whole(index, gpu, capability.get(gpu.uuid or ""), measured.get(address), bus.nodes.get(address), memory)
         whole = _with(whole, processes=[_process(p, processes) for p in gpu.processes])
-        found += _mig_devices(whole, gpu, listed.get(gpu.uuid or "", ())) or [whole]
+        found += _mig_devices(whole, gpu, listed.get(gpu.uuid or "", ()), further) or [whole]
     return found
 
 
@@ -68,16 +73,18 @@ def _with(gpu: Accelerator, **changes: object) -> Accelerator:
     return msgspec.structs.replace(gpu, **changes)
 
 
-def _mig_devices(whole: Accelerator, gpu: SmiGpu, listed: Sequence[ListedMig]) -> list[Accelerator]:
+def _mig_devices(whole: Accelerator, gpu: SmiGpu, listed: Sequence[ListedMig], further: Iterator[int]) -> list[Accelerator]:
     names = {m.index: m for m in listed}
-    return [_mig_device(whole, at, mig, names.get(mig.index), gpu) for at, mig in enumerate(gpu.mig_devices)]
+    return [
+        _mig_device(whole, next(further) if at else whole.index, mig, names.get(mig.index), gpu) for at, mig in enumerate(gpu.mig_devices)
+    ]
 
 
-def _mig_device(whole: Accelerator, at: int, mig: MigDevice, listed: ListedMig | None, gpu: SmiGpu) -> Accelerator:
+def _mig_device(whole: Accelerator, index: int, mig: MigDevice, listed: ListedMig | None, gpu: SmiGpu) -> Accelerator:
     own = {p.pid for p in gpu.processes if p.gpu_instance == mig.gpu_instance}
     return _with(
         whole,
-        index=whole.index + at,
+        index=index,
         name=f"{whole.name} MIG {listed.profile if listed else mig.index}",
         uuid=listed.uuid if listed else None,
         mig_profile=listed.profile if listed else "unknown",

@@ -39,7 +39,7 @@ def vllm(**changes: Any) -> Deployment:
         launch=launch,
         endpoint=Endpoint(base_url="http://127.0.0.1:8003/v1", model="org/Model", engine="vllm", api_key_file=KEY),
         version="0.32.0+cu130",
-        gpus=[0, 2, 4, 6],
+        gpus=["0", "2", "4", "6"],
         gpu_count=8,
         ranks=4,
         ready_seconds=600.0,

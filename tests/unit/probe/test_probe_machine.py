@@ -17,6 +17,10 @@ from firstlight.core.schema import decode, encode
 from firstlight.core.units import MIB
 from firstlight.probe.fact import ask
 from firstlight.probe.facts import processes
+from firstlight.probe.facts.cuda import Cuda
+from firstlight.probe.facts.nvidia import Bus, parse_smi
+from firstlight.probe.facts.system import Memory
+from firstlight.probe.gpus import accelerators
 from firstlight.probe.local import LocalHost
 from firstlight.probe.machine import probe_machine, prove_peers
 
@@ -67,6 +71,14 @@ def test_a_gpu_in_mig_mode_is_its_devices() -> None:
     assert (one.uuid, one.cuda_total_bytes) == ("MIG-11111111-aaaa-5555-bbbb-0123456789ab", 40448 * MIB)
     assert [len(g.processes) for g in (one, two)] == [1, 0], "a process belongs to its own device"
     assert found.accelerators[0].sm == 90, "the catalog knows what an old driver does not say"
+
+
+def test_no_two_entries_share_an_index_where_the_first_gpu_is_split() -> None:
+    recorded = Path(__file__).parents[2] / "facts" / "nvidia-smi" / "2xh100-one-mig" / "stdout"
+    smi = parse_smi(recorded.read_text())
+    turned = replace(smi, gpus=smi.gpus[::-1])
+    found = accelerators(turned, capability={}, listed={}, cuda=Cuda(), bus=Bus(), memory=Memory(), processes={})
+    assert [(g.index, g.mig_profile) for g in found] == [(0, "unknown"), (2, "unknown"), (1, None)]
 
 
 def test_two_real_h200_on_nvlink() -> None:

@@ -21,6 +21,7 @@ from firstlight.app.whole import whole
 from firstlight.catalog.presets import find_preset
 from firstlight.core.errors import Exit, FirstlightError
 from firstlight.core.fetch import Fetched, FetchProgress
+from firstlight.core.findings import blockers
 from firstlight.core.ids import digest
 from firstlight.core.intent import Intent
 from firstlight.core.ports import EngineAdapter
@@ -126,6 +127,8 @@ async def _consent_to_fetch(session: Session) -> None:
     expected = await estimate(session.intent.model, env=_environ_here())
     missing = expected.bytes_to_fetch
     session.add(expected.findings)
+    if blockers(expected.findings):
+        return  # the fetch says it, and nothing is asked before
     if missing is None or missing > CONSENT_BYTES:
         size = format_bytes(missing, digits=1)
         session.consent.require(
