@@ -6,6 +6,7 @@ import json
 import os
 import threading
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -93,21 +94,37 @@ def _(kit: Kit) -> Result:
     )
 
 
-@case("SIGKILL of the supervisor while the engine generates", "llamacpp")
-def _(kit: Kit) -> Result:
-    client = kit.ready(kit.start(kit.llama()))
-    busy(client, "demo")
-    return unsupervised(client, strike(supervisor_pid(client)))
-
-
-@case("SIGSTOP of the supervisor", "llamacpp")
-def _(kit: Kit) -> Result:
-    client = kit.ready(kit.start(kit.llama()))
-    since = strike(supervisor_pid(client), "SIGSTOP")
+def llama_supervisor(signal: str, phase: str, kit: Kit) -> Result:
+    client = kit.start(kit.llama())
+    if phase == "generates":
+        kit.ready(client)
+        busy(client, "demo")
+    since = strike(supervisor_pid(client), signal)
+    if signal != "SIGSTOP":
+        return unsupervised(client, since)
     assert not client.status().answering
     noticed = time.time() - since
     client.stop(grace_seconds=2)
     return Result(noticed, "seen to be stopped; down killed it and swept the engine")
+
+
+def llama_engine(signal: str, kit: Kit) -> Result:
+    client = kit.start(kit.llama())
+    since = strike(engine_pid(client), signal)
+    if signal != "SIGSTOP":
+        return died(client, since)
+    paused = until(client, "paused")
+    return Result(paused.time - since, f"reported as paused; down ended it, clean={client.stop().exit['proof']['clean']}")
+
+
+CASES += [
+    *(
+        Case(f"{s} of the supervisor while the engine {p}", "llamacpp", partial(llama_supervisor, s, p))
+        for s in ("SIGKILL", "SIGSEGV", "SIGSTOP")
+        for p in ("starts", "generates")
+    ),
+    *(Case(f"{s} of the engine before its first line", "llamacpp", partial(llama_engine, s)) for s in ("SIGSEGV", "SIGSTOP")),
+]
 
 
 @case("GGUF cut in the middle of its tensors", "llamacpp")

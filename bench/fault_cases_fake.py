@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -355,6 +357,47 @@ def _(kit: Kit) -> Result:
     Path(client.folder, "supervise.json").write_bytes(kept)
     client.sweep()
     return Result(None, f"its guardian ended everything within {gone:.1f} s without a record to read; {len(left)} left")
+
+
+@case("SIGKILL of the supervisor while it waits to start a dead engine again")
+def _(kit: Kit) -> Result:
+    patient = Restart(policy="on-failure", max_restarts=2, backoff_seconds=30.0)
+    client = kit.ready(kit.start(kit.fake("workers"), options=Options(restart=patient)))
+    strike(engine_pid(client))
+    until(client, "restarting")
+    return unsupervised(client, strike(supervisor_pid(client)))
+
+
+@case("SIGKILL of the supervisor while it ends a deaf engine")
+def _(kit: Kit) -> Result:
+    client = kit.ready(kit.start(kit.fake("deaf", stop_grace_seconds=30.0)))
+    boss = supervisor_pid(client)
+    asked = threading.Thread(target=client.stop)
+    asked.start()
+    until(client, "stopping")
+    result = unsupervised(client, strike(boss))
+    asked.join(60)
+    assert not asked.is_alive(), "down still waits"
+    return result
+
+
+@case("disk full for the run folder, then SIGKILL of the supervisor")
+def _(kit: Kit) -> Result:
+    disk = kit.small_disk(2)
+    client = kit.ready(kit.start(kit.fake("deaf"), folder=disk / "run"))
+    boss = supervisor_pid(client)
+    with (disk / "filler").open("wb", buffering=0) as filler, contextlib.suppress(OSError):
+        while filler.write(b"\0" * 4096):
+            pass
+    since = strike(boss)
+    wait(lambda: not find_processes(HOST, client.folder).supervised and client.status().over, what="the run's end on record")
+    left = find_processes(HOST, client.folder).processes
+    gone = time.time() - since
+    assert not left, f"still there: {left}"
+    return Result(
+        None,
+        f"its guardian ended it, and its last record is written from the room kept for it: {client.status().reason} after {gone:.1f} s",
+    )
 
 
 @case("SIGKILL of the supervisor of an engine that is to be kept")
