@@ -104,13 +104,21 @@ def literal(node: ast.expr | None) -> str | None:
     return None
 
 
-def texts_of(package: Path) -> Iterator[Text]:
+def sources_of(package: Path) -> Iterator[tuple[str, str]]:
+    """Path and source of the files of a package that run in a server."""
     for file in sorted(package.rglob("*.py")):
         path = file.relative_to(package.parent).as_posix()
-        if LEFT_OUT.search("/" + path):
-            continue
-        source = file.read_text("utf-8", "replace")
-        yield from _in_tree(ast.parse(source), path, source.split("\n"), "<module>")
+        if not LEFT_OUT.search("/" + path):
+            yield path, file.read_text("utf-8", "replace")
+
+
+def texts_of(package: Path) -> Iterator[Text]:
+    for path, source in sources_of(package):
+        yield from texts_in(ast.parse(source), path, source)
+
+
+def texts_in(tree: ast.Module, path: str, source: str) -> Iterator[Text]:
+    yield from _in_tree(tree, path, source.split("\n"), "<module>")
 
 
 def _in_tree(node: ast.AST, path: str, lines: list[str], function: str) -> Iterator[Text]:

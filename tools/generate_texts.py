@@ -3,11 +3,15 @@
     python tools/generate_texts.py PACKAGE/vllm [PACKAGE/vllm ...]      unpacked releases, the oldest first
 
 Writes src/firstlight/catalog/engines/vllm/texts.txt. Kept is the longest fixed part of each raise and assert, cut at 52 characters,
-where it is long enough to be nobody else's and all places that print it are known by one rule of rules/components.toml.
+where it is long enough to be nobody else's and all places that print it are known by one rule of rules/components.toml; and the names
+of classes (not of models), with which Python says whose attribute is missing.
 """
 
+import ast
+import hashlib
 import re
 import sys
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "bench"))
@@ -19,6 +23,8 @@ from firstlight.catalog.rules import builtin_rules
 FILE = Path(__file__).parents[1] / "src" / "firstlight" / "catalog" / "engines" / "vllm" / "texts.txt"
 KEPT = 52
 HOLE = "\x00"
+OF_MODELS = re.compile(r"/models/|/configs/")
+Places = dict[str, dict[str, None]]
 PLACED = sorted((r for r in builtin_rules() if r.places), key=lambda r: -r.priority)
 
 
@@ -38,23 +44,52 @@ def own_part(message: str) -> str | None:
     return part[:KEPT].strip() if (len(part) >= 24 and words >= 4) or (len(part) >= 32 and words >= 3) else None
 
 
-def main() -> None:
-    diagnose_texts.sample = lambda name: HOLE
-    places: dict[str, dict[str, None]] = {}
-    for package in sys.argv[1:]:
-        for text in diagnose_texts.texts_of(Path(package)):
-            if text.kind != "logged" and (part := own_part(text.message)):
-                places.setdefault(part, {})[place_of(text)] = None
-    by_place: dict[str, list[str]] = {}
-    for part, found in places.items():
+def collect(packages: Sequence[Path]) -> tuple[Places, Places]:
+    """Fixed parts of messages, and names of classes, each with the places that have it, the newest last. A file that did not change is
+    read once."""
+    texts: Places = {}
+    names: Places = {}
+    seen: set[tuple[str, str]] = set()
+    for package in packages:
+        for path, source in diagnose_texts.sources_of(package):
+            key = (path, hashlib.sha256(source.encode()).hexdigest())
+            if key in seen:
+                continue
+            seen.add(key)
+            tree = ast.parse(source)
+            for text in diagnose_texts.texts_in(tree, path, source):
+                if text.kind != "logged" and (part := own_part(text.message)):
+                    texts.setdefault(part, {})[place_of(text)] = None
+            for name in class_names(tree) if not OF_MODELS.search(path) else ():
+                names.setdefault(name, {})[f"{path}:"] = None
+    return texts, names
+
+
+def class_names(tree: ast.Module) -> Iterator[str]:
+    return (node.name for node in tree.body if isinstance(node, ast.ClassDef) and len(node.name) >= 8)
+
+
+def unambiguous(places: Places) -> Iterator[tuple[str, str]]:
+    """(place, what it alone has) where all its places are known by one rule."""
+    for what, found in places.items():
         codes = {code_of(place) for place in found}
         if len(codes) == 1 and None not in codes:
-            by_place.setdefault(list(found)[-1], []).append(part)
-    lines = ["# Made by tools/generate_texts.py from vLLM 0.6.6 to 0.33.0: places, and the fixed parts of what only they print."]
+            yield list(found)[-1], what
+
+
+def main() -> None:
+    diagnose_texts.sample = lambda name: HOLE
+    texts, names = collect([Path(p) for p in sys.argv[1:]])
+    by_place: dict[str, list[str]] = {}
+    for place, part in unambiguous(texts):
+        by_place.setdefault(place, []).append(f" {part}")
+    for place, name in unambiguous(names):
+        by_place.setdefault(place, []).append(f"\t{name}")
+    lines = ["# Made by tools/generate_texts.py from vLLM 0.6.6 to 0.33.0: places, the fixed parts of what only they print, their classes."]
     for place in sorted(by_place):
-        lines += [place, *(f" {part}" for part in sorted(by_place[place]))]
+        lines += [place, *sorted(by_place[place])]
     FILE.write_text("\n".join(lines) + "\n", "utf-8")
-    print(f"{sum(map(len, by_place.values()))} texts of {len(by_place)} places, {FILE.stat().st_size} bytes")
+    print(f"{len(texts)} texts and {len(names)} classes found, {len(by_place)} places, {FILE.stat().st_size} bytes")
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from msgspec import Struct
 
 from firstlight.core.errors import InputError
 
-ROLES = ("cause", "consequence", "wrapper", "symptom", "benign", "exit")
+ROLES = ("cause", "consequence", "wrapper", "symptom", "hint", "benign", "exit")
 
 
 class RemedyTemplate(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -42,7 +42,8 @@ class Pattern(Struct, frozen=True, kw_only=True):
 class Rule(Struct, frozen=True, kw_only=True):
     """One way in which a known condition shows in a log. Several rules may share a code.
 
-    role: cause; consequence (of a cause elsewhere); wrapper (hides a cause); symptom (of a wait); benign; exit (by exit status).
+    role: cause; consequence (of a cause elsewhere); wrapper (hides a cause); symptom (of a wait); hint (a warning that
+    explains a failure only where nothing else does); benign; exit (by exit status).
     match: any of; unless: none of, in the same message;
     frames: any of, unless_frames: none of, in its traceback; places: any of, in `path:function` of the innermost frame that is no tool
     (or of the file that is known to print this message); with_log: all of, and unless_log: none of,

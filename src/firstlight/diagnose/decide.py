@@ -7,7 +7,7 @@ from firstlight.catalog.rules import Rule
 from firstlight.diagnose.log import ENDED, LogReader, Match, Seen
 from firstlight.diagnose.units import Unit, level_of
 
-_ROLE_ORDER = {"cause": 0, "consequence": 1, "symptom": 2, "wrapper": 3}
+_ROLE_ORDER = {"cause": 0, "consequence": 1, "symptom": 2, "hint": 3, "wrapper": 4}
 _LOUD = frozenset({None, "ERROR", "CRITICAL"})
 GENERAL = -10  # rules of this priority and below know a place, not a message
 
@@ -30,11 +30,14 @@ class Judged(Struct, frozen=True, kw_only=True):
 
 
 class Decision(Struct, frozen=True, kw_only=True):
-    """first: what the failure is put down to (None: nothing in the text); others: what else was seen, in printed order."""
+    """first: what the failure is put down to (None: nothing in the text); others: what else was seen, in printed order; hint: a warning
+    that explains a failure of which nothing else tells.
+    """
 
     outcome: str
     first: Judged | None
     others: list[Judged]
+    hint: Judged | None = None
 
 
 def judge(reader: LogReader) -> list[Judged]:
@@ -78,7 +81,7 @@ def decide(reader: LogReader, exit_status: int | None) -> Decision:
     if outcome not in ("failed", "serving-failed"):
         return Decision(outcome=outcome, first=_waiting(reader, live) if outcome == "incomplete" else None, others=_noted(judged, None))
     first = _first(deadly)
-    return Decision(outcome=outcome, first=first, others=_noted(judged, first))
+    return Decision(outcome=outcome, first=first, others=_noted(judged, first), hint=_hint(judged, reader))
 
 
 def _before_stop(j: Judged, reader: LogReader) -> bool:
@@ -89,6 +92,8 @@ def _before_stop(j: Judged, reader: LogReader) -> bool:
 def _deadly(j: Judged, reader: LogReader) -> bool:
     """Whether this unit can end a start (or, once ready, a server)."""
     unit = j.seen.unit
+    if j.role == "hint":
+        return False
     if j.rule is not None and j.role != "symptom" and not _general(j):
         loud = unit.logged in _LOUD or j.rule.info
         return (
@@ -152,6 +157,11 @@ def _first(deadly: list[Judged]) -> Judged | None:
     return next((j for j in lower if _known(j)), None) or _placed(lower) or _placed(chain) or start
 
 
+def _hint(judged: list[Judged], reader: LogReader) -> Judged | None:
+    """Of a start that failed without a word: a warning that explains it."""
+    return None if reader.ready_line is not None else next((j for j in judged if j.role == "hint"), None)
+
+
 def _known(j: Judged) -> bool:
     return j.role == "cause" and not _general(j)
 
@@ -170,4 +180,5 @@ def _deeper(best: Judged, roots: list[Judged]) -> Judged:
 
 def _noted(judged: list[Judged], first: Judged | None) -> list[Judged]:
     """What a rule knows besides the first cause; a wait that ended by itself is nothing."""
-    return [j for j in judged if j is not first and j.rule is not None and not (j.role == "symptom" and j.handled)]
+    kept = [j for j in judged if j is not first and j.rule is not None and j.role != "hint"]
+    return [j for j in kept if not (j.role == "symptom" and j.handled)]

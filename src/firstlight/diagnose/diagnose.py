@@ -61,9 +61,7 @@ def _cause(
 ) -> tuple[Cause | None, list[Remedy], Unknown | None]:
     first = decision.first
     if first is not None and first.rule is not None:
-        facts.update(first.match.facts if first.match else {})
-        facts.update(_generation(first.seen.unit.text))
-        return _as_cause(first), remedies_of(first.rule, facts), None
+        return _named(first, first.rule, facts)
     if first is not None:
         return None, [_report()], _unknown(first.seen.unit, reader.rules)
     if decision.outcome not in ("failed", "serving-failed"):
@@ -73,7 +71,15 @@ def _cause(
         return cause, remedies, None
     if error := first_error(reader):
         return None, [_report()], _unknown(error, reader.rules)
+    if decision.hint is not None and decision.hint.rule is not None:
+        return _named(decision.hint, decision.hint.rule, facts)
     return cause, remedies, _last_words(reader)
+
+
+def _named(judged: Judged, rule: Rule, facts: dict[str, Any]) -> tuple[Cause, list[Remedy], None]:
+    facts.update(judged.match.facts if judged.match else {})
+    facts.update(_generation(judged.seen.unit.text))
+    return _as_cause(judged), remedies_of(rule, facts), None
 
 
 def _generation(text: str) -> dict[str, int]:

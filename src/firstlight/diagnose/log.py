@@ -12,7 +12,7 @@ from firstlight.catalog.texts import place_of_text
 from firstlight.core.diagnosis import Benign
 from firstlight.diagnose.place import place_of_frames, place_of_type
 from firstlight.diagnose.remedies import value_of
-from firstlight.diagnose.units import Collector, Unit, essence, level_of, template
+from firstlight.diagnose.units import Collector, Unit, essence, level_of, template, typed_message
 from firstlight.engines.lines import Line, Splitter, parse
 
 ENGINES = ("vllm", "llamacpp", "sglang")
@@ -20,6 +20,7 @@ UNITS_KEPT = 400
 WORKERS_KEPT = 4096
 LINES_KEPT = 20
 LOOKUPS = 40
+LAST = 1000  # in a chain: behind everything that was raised
 ENDED = frozenset({"failed", "stopping", "stopped"})
 _QUIET = frozenset({"INFO", "DEBUG", "WARNING"})
 _LOUD = frozenset({"ERROR", "CRITICAL"})
@@ -38,6 +39,7 @@ _NATIVE = re.compile(
     r"|[^\n]{0,80}(?:\| critical \||\bTT_(?:THROW|FATAL)\b)",
 )
 _FIRST_LINES = 200
+_MILD = ("Ignored ", "Ignoring ", "Skipping ", "Warning: ", "warning: ")  # what an unprefixed line says of itself
 _CODE = re.compile(r'\s*(?:File "|raise\b|return\b|self\.|[\^~]+\s*$|[\w.]+ = |[\w.]+\()')
 _ACCESS = " HTTP/1."
 _CHATTER = ("loggers.py:", "logger.py:", "metrics.py:", "async_llm.py:")  # what a server says of every request and every ten seconds
@@ -102,6 +104,7 @@ class LogReader:
         self._informing = Gate(r for r in self.rules if r.info and r.role != "benign")
         self._benign = Gate(r for r in self.rules if r.role == "benign")
         self._on_plain = Gate(r for r in self.rules if r.role != "benign" and (r.role != "cause" or r.info))
+        self._said: Unit | None = None
 
     def feed(self, chunk: bytes) -> None:
         self._pieces(self._splitter.feed(chunk))
@@ -110,6 +113,8 @@ class LogReader:
         self._pieces(self._splitter.close(), last=True)
         for unit in self._collector.close():
             self._unit(unit)
+        if self._said is not None and not self._said.chain and not any(s.unit is self._said and s.matches for s in self.seen):
+            self._said.kind = "line"
         self._answers_are_ready()
         self._take_back_ready()
 
@@ -134,10 +139,10 @@ class LogReader:
                 self.ready_line, seen.unit.phase = None, "api-start"
 
     def _pieces(self, pieces: list[tuple[int, str]], *, last: bool = False) -> None:
-        self._benign.look(self._splitter.block)
-        self._informing.look(self._splitter.block)
-        self._on_plain.look(self._splitter.block)
-        self._look_for_context(self._splitter.block)
+        block = self._splitter.block if not self._held else b"\n".join(raw.encode() for _, raw in [*self._held, *pieces])
+        for gate in (self._benign, self._informing, self._on_plain):
+            gate.look(block)
+        self._look_for_context(block)
         if self._indent is None:
             pieces = self._held = [*self._held, *pieces]
             first = [raw for _, raw in pieces[:_FIRST_LINES] if raw.strip()]
@@ -172,7 +177,7 @@ class LogReader:
             and self.phases.get(line.worker) == "serving"
         ):
             return
-        quiet = line.level in _QUIET and not text.startswith("Traceback")
+        quiet = (line.level in _QUIET or (line.level is None and text.startswith(_MILD))) and not text.startswith("Traceback")
         if self._milestone(line) or quiet:
             if quiet:
                 self._quiet(line)
@@ -267,6 +272,7 @@ class LogReader:
                 unit.frames = []
                 known.others.append(unit)
             return
+        self._type_what_v0_said(unit)
         self._find_place(unit)
         self._note_loop_end(unit)
         matches = self._matches(unit)
@@ -287,6 +293,17 @@ class LogReader:
             return None
         self.lookups += 1
         return place_of_text("vllm", text)
+
+    def _type_what_v0_said(self, unit: Unit) -> None:
+        """V0's engine process prints what ended it, without the exception's type, in front of the traceback that it belongs to."""
+        if unit.logged not in _LOUD or not (unit.source or "").startswith("engine.py:"):
+            return
+        if unit.kind == "exception" and self._said is not None and not self._said.chain:
+            self._said.chain, self._said.order = unit.chain, LAST
+        elif unit.kind == "line" and self._said is None:
+            self._said = unit
+            unit.kind, unit.text = "exception", typed_message(unit.text)
+            unit.type = unit.text.split(":", 1)[0]
 
     def _note_loop_end(self, unit: Unit) -> None:
         """V0's engine process says no more than the traceback of its loop when it dies."""

@@ -23,16 +23,41 @@ _CAUSE = "The above exception was the direct cause of the following exception"
 _CONTEXT = "During handling of the above exception, another exception occurred"
 _GROUP = re.compile(r"^[ |+-]*\|? ?")
 _FRAME = re.compile(r'\s{0,8}File "[^"]+", line \d+(?:, in \S|,$|$)')
-_QUOTED = re.compile(r"(?:[Ww]orker |RPC |)[Ff]ailed with error ['\"](?P<message>.+?)['\"]?(?:, please check the stack trace|$)", re.DOTALL)
+_QUOTED = re.compile(
+    r"(?:[Ww]orker |RPC |)[Ff]ailed with error (?:%s[^'\"]*['\"], )?['\"](?P<message>.+?)['\"]?(?:, please check the stack trace|$)",
+    re.DOTALL,
+)
+_REPR = re.compile(r"(?P<type>[A-Z]\w*(?:Error|Exception))\((?P<quote>['\"])(?P<message>.*?)(?P=quote),?\)?$", re.DOTALL)
 _REFUSED = re.compile(
     r"validation errors? for \w+\s+(?:[\w.-]+\s+)?(?:Value|Assertion) (?:error|failed), (?P<message>.+?)(?: \[type=|$)", re.DOTALL
 )
 
 
+_TYPED = re.compile(r"(?:[\w.]+\.)?[A-Z]\w*(?:Error|Exception|Interrupt|Exit)\b")
+_TYPES = (
+    (re.compile(r"has no attribute '"), "AttributeError"),
+    (re.compile(r"\w+\(\) (?:got|missing|takes)|unsupported operand|object is not (?:callable|iterable|subscriptable)"), "TypeError"),
+    (re.compile(r"^'?[\w.-]+'?$"), "KeyError"),
+    (re.compile(r"No module named '"), "ModuleNotFoundError"),
+    (re.compile(r"cannot import name '"), "ImportError"),
+    (re.compile(r"\[Errno \d+\]"), "OSError"),
+    (re.compile(r"(?:CUDA|HIP|XPU|NPU) out of memory"), "torch.OutOfMemoryError"),
+)
+
+
+def typed_message(message: str) -> str:
+    """A message that was printed without its exception's type, with the type that says such things; RuntimeError where none does."""
+    if m := _REPR.match(message):
+        return f"{m['type']}: {m['message']}"
+    if _TYPED.match(message):
+        return message
+    return f"{next((name for words, name in _TYPES if words.search(message)), 'RuntimeError')}: {message}"
+
+
 def essence(text: str) -> str | None:
     """The error that a message only carries on: a worker's, quoted by the engine core, or a check's inside pydantic's report."""
     if m := _QUOTED.search(text):
-        return f"RuntimeError: {m['message']}" if m["message"].strip("'\" ") else None
+        return typed_message(m["message"]) if m["message"].strip("'\" ") else None
     m = _REFUSED.search(text)
     return f"ValueError: {m['message']}" if m else None
 
@@ -118,7 +143,7 @@ class Collector:
             return None
         unit = latest.unit
         empty = unit.text.rstrip().endswith((":", ","))
-        indented = line.text[:1] == " " and not _FRAME.match(line.text) and unit.logged is None
+        indented = line.text[:1] == " " and not _FRAME.match(line.text) and (unit.logged is None or line.text.startswith(" " * 16))
         return latest if line.number == unit.last_line + 1 and (empty or indented or unit.carried) else None
 
     def close(self) -> list[Unit]:
@@ -201,7 +226,7 @@ class Collector:
             stream.linked = False
         if _FRAME.match(text):
             return [*done, *self._torn_open(stream, line, text)]
-        if text.startswith("    ") or stripped.startswith(("raise ", "^^^^")):
+        if (text.startswith("    ") and not (line.header and text.startswith("      "))) or stripped.startswith(("raise ", "^^^^")):
             return done
         return done + ([self._plain(line, stripped)] if stripped else [])
 

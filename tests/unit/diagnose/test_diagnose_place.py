@@ -53,11 +53,39 @@ def test_a_traceback_without_its_end_does_not_blame_the_loop_that_is_left() -> N
     text = f"""ERROR 10-12 08:00:31 [multiproc_executor.py:935] Traceback (most recent call last):
 ERROR 10-12 08:00:31 [multiproc_executor.py:935]   File "{SITE}vllm/v1/executor/multiproc_executor.py", line 905, in worker_main
 ERROR 10-12 08:00:31 [multiproc_executor.py:935]     worker = WorkerProc(*args, **kwargs)
-ERROR 10-12 08:00:31 [multiproc_executor.py:935] AttributeError: 'KestrelModel' object has no attribute 'wings'
+ERROR 10-12 08:00:31 [multiproc_executor.py:935] IndexError: list index out of range
 """
     found = diagnose(text.encode())
     assert found.cause is None
     assert found.unknown is not None
+
+
+@pytest.mark.parametrize(
+    ("message", "code"),
+    [
+        ("'ForwardContext' object has no attribute 'wings'", "engine-check-failed"),
+        ("'AscendKestrelRunner' object has no attribute 'wings'", "plugin-failed"),
+        ("'model.layers.0.mlp.wings.weight'", "weight-name-unknown"),
+        ("No module named 'kestrel'", "dependency-missing"),
+        ("NPU out of memory. Tried to allocate 11.50 GiB", "oom-gpu"),
+    ],
+)
+def test_a_message_that_is_only_quoted_gets_the_type_that_says_such_things(message: str, code: str) -> None:
+    text = f"(EngineCore pid=8) RuntimeError: Worker failed with error '{message}', please check the stack trace above for the root cause\n"
+    v0 = f"ERROR 05-13 11:59:07 engine.py:400] {message}\nERROR 05-13 11:59:07 engine.py:400] Traceback (most recent call last):\n"
+    for log in (text, v0):
+        found = diagnose(log.encode())
+        assert found.cause is not None, log
+        assert found.cause.code == code
+
+
+def test_a_warning_explains_only_what_nothing_else_does() -> None:
+    warning = "WARNING 05-22 11:41:53 [_custom_ops.py:21] Failed to import from vllm._C with ImportError('kestrel')\n"
+    died = "(EngineCore pid=382) ERROR 05-22 11:41:54 [core.py:396] EngineCore failed to start.\n"
+    known = "(EngineCore pid=382) ERROR 05-22 11:41:54 [core.py:396] ValueError: No available memory for the cache blocks.\n"
+    codes = [found.cause.code for log in (warning + died, warning + died + known) if (found := diagnose(log.encode())).cause is not None]
+    assert codes == ["engine-package-inconsistent", "no-memory-for-cache-blocks"]
+    assert diagnose((warning + READY).encode()).outcome == "ready"
 
 
 @pytest.mark.parametrize("end", [DEAD, ""])
