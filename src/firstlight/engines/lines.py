@@ -275,9 +275,12 @@ def _transports(first: str) -> tuple["re.Pattern[str]", ...]:
 def _process(m: "re.Match[str]") -> str:
     name = (m["name"] or "pid").strip()
     rank = (m["rank"] or "").strip()
-    if rank:
-        return f"{name} {rank}"
-    return f"{name} pid={m['pid']}" if name.split(" ")[0].split("(")[0] in _SHARED_NAMES else name
+    return f"{name} {rank}" if rank else own_name(name, int(m["pid"]))
+
+
+def own_name(name: str, pid: int | None) -> str:
+    """A process's name, with its pid where several processes share the name."""
+    return f"{name} pid={pid}" if pid is not None and name.split(" ")[0].split("(")[0] in _SHARED_NAMES else name
 
 
 def _one(number: int, raw: str) -> Line:

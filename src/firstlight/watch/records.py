@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from firstlight.engines.lines import Line
+from firstlight.engines.lines import Line, own_name
 
 PLUGIN_MODULE = "firstlight_log_plugin"
 ENVIRONMENT = "FIRSTLIGHT_LOG_SOCKET"
@@ -36,7 +36,8 @@ class Record(Struct, frozen=True, kw_only=True):
             return self.format
 
     def as_line(self, number: int) -> Line:
-        return Line(number, self.text.split("\n", 1)[0], self.process, self.pid, self.level, None, self.source, True)
+        worker = own_name(self.process, self.pid) if self.process else None
+        return Line(number, self.text.split("\n", 1)[0], worker, self.pid, self.level, None, self.source, True)
 
 
 def read_record(datagram: bytes) -> Record | None:

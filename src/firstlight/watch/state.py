@@ -12,6 +12,7 @@ from firstlight.watch.numbers import numbers_of, settings_of
 _ENDINGS = frozenset({"ready", "serving", "failed", "stopping", "stopped"})
 _WORKERS_KEPT = 4096
 _KEYS_KEPT = 2048
+_TWINS_KEPT = 256  # of one text: as many ranks may say the same
 
 
 class LogEvent(Struct, frozen=True, kw_only=True):
@@ -57,8 +58,8 @@ class EngineLog:
         self._structured = False
         self._alive = False
         self._names: dict[int, str] = {}
-        self._heard: dict[tuple[int | None, str], bool] = {}
-        self._told: dict[tuple[int | None, str], bool] = {}
+        self._heard = Twins()
+        self._told = Twins()
         self._splitter = Splitter()
         self._benign = Gate(benign_rules())
         self._tables = [load_milestones(name) for name in ((engine,) if engine != "auto" else ("vllm", "llamacpp", "sglang"))]
@@ -78,10 +79,10 @@ class EngineLog:
 
     def take(self, line: Line, now: float) -> list[LogEvent]:
         """Events of one line that is already taken apart (a structured record). Its text, which comes as well, says nothing new."""
-        if self._told.pop(_key(line), False):
+        if self._told.met(line):
             return []
         self._structured = True
-        _remember_key(self._heard, line)
+        self._heard.add(line)
         events: list[LogEvent] = []
         self._benign.look(line.text.encode())
         self._alive = False
@@ -104,9 +105,9 @@ class EngineLog:
         for line in parse(number, raw):
             self.lines = line.number
             if self._structured and line.header:
-                if self._heard.pop(_key(line), False):
+                if self._heard.met(line):
                     continue
-                _remember_key(self._told, line)
+                self._told.add(line)
             self._line(line, self._own_time(line, now) if self.stamped else now, events)
 
     def _own_time(self, line: Line, now: float) -> float:
@@ -226,15 +227,32 @@ class EngineLog:
         return LogEvent(kind=kind, time=now, line=line.number, phase=self.workers.get(line.worker or ""), worker=line.worker, data=data)
 
 
-def _key(line: Line) -> tuple[int | None, str]:
-    return line.pid, line.text.strip()
+class Twins:
+    """Lines that came one way and may still come the other. The latest are kept; a line that carries no pid is anybody's."""
 
+    def __init__(self) -> None:
+        self._pids: dict[str, list[int | None]] = {}
 
-def _remember_key(seen: dict[tuple[int | None, str], bool], line: Line) -> None:
-    """The latest lines of one way in, to know them again on the other."""
-    seen[_key(line)] = True
-    if len(seen) > _KEYS_KEPT:
-        del seen[next(iter(seen))]
+    def add(self, line: Line) -> None:
+        pids = self._pids.setdefault(line.text.strip(), [])
+        pids.append(line.pid)
+        del pids[:-_TWINS_KEPT]
+        if len(self._pids) > _KEYS_KEPT:
+            del self._pids[next(iter(self._pids))]
+
+    def met(self, line: Line) -> bool:
+        """Whether the other way brought this line already; it is met once."""
+        text = line.text.strip()
+        pids = self._pids.get(text)
+        if not pids:
+            return False
+        pid = line.pid if line.pid in pids else pids[0] if line.pid is None else None
+        if pid not in pids:
+            return False
+        pids.remove(pid)
+        if not pids:
+            del self._pids[text]
+        return True
 
 
 def _is_early(before: str, after: str) -> bool:

@@ -11,7 +11,7 @@ import sys
 from typing import Any
 
 _LOGGERS = ("vllm", "uvicorn")
-_LONGEST_ARGUMENT = 500
+_LONGEST_TEXT = 20000
 _LONGEST_DATAGRAM = 60000
 _registered = False
 
@@ -44,13 +44,18 @@ class _Sender:
                 self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
                 self._socket.setblocking(False)
                 self._pid = os.getpid()
-            self._socket.sendto(json.dumps(_fields(record)).encode()[:_LONGEST_DATAGRAM], self._path)
+            data = json.dumps(_fields(record)).encode()
+            if len(data) <= _LONGEST_DATAGRAM:
+                self._socket.sendto(data, self._path)
         except (OSError, TypeError, ValueError):
             self._socket = None
 
 
 def _fields(record: logging.LogRecord) -> dict[str, Any]:
-    arguments = record.args if isinstance(record.args, tuple) else ()
+    # logging keeps a single dict as it is; named fields (`%(x)s`) are filled in here, `%s` of the whole is an argument like any other.
+    single = isinstance(record.args, dict)
+    named = single and "%(" in str(record.msg)
+    arguments = () if named else (record.args,) if single else record.args or ()
     return {
         "time": record.created,
         "pid": record.process,
@@ -58,8 +63,8 @@ def _fields(record: logging.LogRecord) -> dict[str, Any]:
         "logger": record.name,
         "level": record.levelname,
         "source": f"{record.filename}:{record.lineno}",
-        "format": str(record.msg)[:2000],
-        "args": [a if isinstance(a, int | float | bool) or a is None else str(a)[:_LONGEST_ARGUMENT] for a in arguments],
+        "format": (record.getMessage() if named else str(record.msg))[:_LONGEST_TEXT],
+        "args": [a if isinstance(a, int | float | bool) or a is None else str(a)[:_LONGEST_TEXT] for a in arguments],
     }
 
 
