@@ -1,18 +1,20 @@
 """Breaks a real vLLM in many real ways and checks what `diagnose` says of each log.
 
-    python bench/break_vllm.py --python ENGINE/bin/python --out FOLDER [--only NAME,NAME] [--lock FILE] [--seconds 300] [--check]
+    python bench/break_vllm.py --python ENGINE/bin/python --out FOLDER [--only NAME,NAME] [--lock FILE] [--seconds 300] [--forked] [--check]
     python bench/break_vllm.py --table
 
 Each case is one real start with tiny models that the script makes itself (with the engine's own torch and tokenizers). The logs stay in
 FOLDER as NAME.log with NAME.json beside it (exit status, seconds); --check reads logs that are there and starts nothing. What was found is
 kept by release and case in bench/results/break_vllm.json; --table prints that as it stands in docs/diagnose.md. A start that neither ended
-nor got ready within --seconds is told and not counted.
+nor got ready within --seconds is told and not counted. --forked saves the ten seconds that vLLM's imports take: one process imports it and
+forks for each case.
 """
 
 import argparse
 import fcntl
 import json
 import os
+import select
 import shutil
 import signal
 import socket
@@ -29,6 +31,13 @@ from firstlight.diagnose.diagnose import diagnose
 
 PORT = 8431
 RESULTS = Path(__file__).parent / "results" / "break_vllm.json"
+OWN = {
+    "VLLM_TARGET_DEVICE": "cpu",
+    "HF_HUB_OFFLINE": "1",
+    "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+}
 VERSION = "import importlib.metadata as m; print(m.version('vllm').split('+')[0])"
 MODELS = """
 import json, os, sys
@@ -47,6 +56,61 @@ config = LlamaConfig(vocab_size=320, hidden_size=128, intermediate_size=256, num
 model = LlamaForCausalLM(config).to(torch.bfloat16)
 model.save_pretrained(out, max_shard_size="400KB"); fast.save_pretrained(out)
 """
+
+# Imports vLLM once and forks for each request on stdin: {argv, env, log}. Says the child's pid, then its status. The child is the CLI.
+SERVER = """
+import importlib, json, os, sys
+for name in ("cli.serve", "cli.openai", "cli.launch", "cli.run_batch", "cli.collect_env", "cli.benchmark.main", "openai.api_server"):
+    try:
+        importlib.import_module("vllm.entrypoints." + name)
+    except ImportError:
+        pass
+for line in iter(sys.stdin.readline, ""):
+    wanted = json.loads(line)
+    pid = os.fork()
+    if pid == 0:
+        break
+    print(pid, flush=True)
+    print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
+else:
+    os._exit(0)
+os.setsid()
+log = os.open(wanted["log"], os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND)
+for fd, to in ((os.open(os.devnull, os.O_RDONLY), 0), (log, 1), (log, 2)):
+    os.dup2(fd, to)
+os.environ.update(wanted["env"])
+sys.argv = ["vllm", *wanted["argv"]]
+from vllm.entrypoints.cli.main import main
+sys.exit(main())
+"""
+
+
+class Forked:
+    """A start made by the server: looks like a Popen to who waits for it."""
+
+    def __init__(self, server: "subprocess.Popen[str]", argv: list[str], env: dict[str, str], log: Path) -> None:
+        assert server.stdin is not None
+        self._server, self._status = server, None
+        server.stdin.write(json.dumps({"argv": argv, "env": env, "log": str(log)}) + "\n")
+        server.stdin.flush()
+        self.pid = int(self._answer())
+
+    def _answer(self) -> str:
+        assert self._server.stdout is not None
+        return self._server.stdout.readline()
+
+    def poll(self) -> int | None:
+        if self._status is None and select.select([self._server.stdout], [], [], 0)[0]:
+            self._status = int(self._answer())
+        return self._status
+
+    def wait(self, timeout: float | None = None) -> int:
+        deadline = time.monotonic() + (timeout or 60.0)
+        while self.poll() is None:
+            if time.monotonic() > deadline:
+                raise subprocess.TimeoutExpired("forked", timeout or 60.0)
+            time.sleep(0.05)
+        return self._status or 0
 
 
 @dataclass(frozen=True)
@@ -232,7 +296,8 @@ CASES = [
         env={"VLLM_CPU_KVCACHE_SPACE": "8"},
         prefix=("bash", "-c", 'ulimit -v 5000000; exec "$@"', "_"),
     ),
-    Case("thread-limit", ("ulimit-nproc",), prefix=("bash", "-c", 'ulimit -v 1500000; exec "$@"', "_")),
+    Case("address-space", ("host-ram-oom",), prefix=("bash", "-c", 'ulimit -v 1500000; exec "$@"', "_")),
+    Case("thread-limit", ("ulimit-nproc",), prefix=("bash", "-c", 'ulimit -s 2000000; ulimit -v 12000000; exec "$@"', "_")),
     Case(
         "shm-small",
         ("shm-too-small",),
@@ -269,7 +334,8 @@ def prepare(engine: str, out: Path) -> Path:
     return base
 
 
-def run(case: Case, engine: str, out: Path, seconds: float) -> None:
+def run(case: Case, engine: str, out: Path, seconds: float, server: "subprocess.Popen[str] | None" = None) -> None:
+    """One start. server: forks it (only for cases that change nothing before the interpreter begins)."""
     model = out / "models" / case.name
     shutil.rmtree(model, ignore_errors=True)
     shutil.copytree(prepare(engine, out), model)
@@ -283,9 +349,13 @@ def run(case: Case, engine: str, out: Path, seconds: float) -> None:
             held.bind(("127.0.0.1", PORT))
             held.listen()
         log = stack.enter_context((out / f"{case.name}.log").open("wb"))
-        process = subprocess.Popen(
-            command(case, engine, model), stdout=log, stderr=subprocess.STDOUT, env=environment(case, model), start_new_session=True
-        )
+        process: subprocess.Popen[bytes] | Forked
+        if server is not None:
+            process = Forked(server, command(case, engine, model)[3:], environment(case, model), out / f"{case.name}.log")
+        else:
+            process = subprocess.Popen(
+                command(case, engine, model), stdout=log, stderr=subprocess.STDOUT, env=environment(case, model), start_new_session=True
+            )
         stack.callback(end, process)
         acted, ready_at = case.during is None, None
         while process.poll() is None and time.monotonic() - started < seconds:
@@ -311,14 +381,7 @@ def command(case: Case, engine: str, model: Path) -> list[str]:
 
 
 def environment(case: Case, model: Path) -> dict[str, str]:
-    own = {
-        "VLLM_TARGET_DEVICE": "cpu",
-        "HF_HUB_OFFLINE": "1",
-        "VLLM_NO_USAGE_STATS": "1",
-        "VLLM_CPU_KVCACHE_SPACE": "1",
-        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-    }
-    return {**os.environ, **own, **{name: value.format(model=model) for name, value in case.env.items()}}
+    return {**os.environ, **OWN, **{name: value.format(model=model) for name, value in case.env.items()}}
 
 
 def healthy() -> bool:
@@ -327,7 +390,12 @@ def healthy() -> bool:
     return False
 
 
-def end(process: "subprocess.Popen[bytes]") -> None:
+def forks(case: Case) -> bool:
+    """Whether a start may be forked from a process that has imported vLLM: it has no limits and no logging of its own."""
+    return not case.prefix and not case.env
+
+
+def end(process: "subprocess.Popen[bytes] | Forked") -> None:
     if process.poll() is None:
         os.killpg(process.pid, signal.SIGTERM)
         with suppress(subprocess.TimeoutExpired):
@@ -404,6 +472,31 @@ def mark(row: dict[str, object]) -> str:
     return {"right": "", "WRONG": " **wrong**", "unended": " (did not end)"}[str(row["verdict"])]
 
 
+def start_all(chosen: list[Case], options: argparse.Namespace) -> None:
+    """Every case one after the other; the lock is held for one start at a time, with --forked for all that one process makes."""
+    server = None
+    with ExitStack() as forked:
+        if options.forked:
+            chosen = [c for c in chosen if forks(c)]
+            prepare(options.python, options.out)
+            hold(options.lock, forked)
+            server = subprocess.Popen(
+                [options.python, "-c", SERVER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env={**os.environ, **OWN}
+            )
+            forked.callback(server.kill)
+        for case in chosen:
+            with ExitStack() as one:
+                if server is None:
+                    hold(options.lock, one)
+                run(case, options.python, options.out, options.seconds, server)
+            print(case.name, (options.out / f"{case.name}.json").read_text(), flush=True)
+
+
+def hold(lock: Path | None, stack: ExitStack) -> None:
+    if lock is not None:
+        fcntl.flock(stack.enter_context(lock.open("w")), fcntl.LOCK_EX)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("--python", default=sys.executable)
@@ -411,6 +504,7 @@ def main() -> int:
     parser.add_argument("--only", default="")
     parser.add_argument("--lock", type=Path)
     parser.add_argument("--seconds", type=float, default=120)
+    parser.add_argument("--forked", action="store_true", help="one process imports vLLM and forks for each case")
     parser.add_argument("--check", action="store_true")
     parser.add_argument("--table", action="store_true")
     options = parser.parse_args()
@@ -419,13 +513,8 @@ def main() -> int:
         return 0
     chosen = [c for c in CASES if not options.only or c.name in options.only.split(",")]
     options.out.mkdir(parents=True, exist_ok=True)
-    for case in [] if options.check else chosen:
-        with ExitStack() as stack:
-            if options.lock:
-                lock = stack.enter_context(options.lock.open("w"))
-                fcntl.flock(lock, fcntl.LOCK_EX)
-            run(case, options.python, options.out, options.seconds)
-        print(case.name, (options.out / f"{case.name}.json").read_text(), flush=True)
+    if not options.check:
+        start_all(chosen, options)
     version = subprocess.run([options.python, "-c", VERSION], check=True, capture_output=True, text=True).stdout.strip()
     return 1 if check(chosen, options.out, version) else 0
 
