@@ -124,3 +124,55 @@ def test_newer_vllm_keeps_the_process_name_and_wraps_the_factory_again(tmp_path:
     subprocess.run([sys.executable, "-c", NEWER], env=env, check=True, timeout=60)
     assert [(r.process, r.text) for r in source.drain()] == [("EngineCore_DP1", "once")]
     source.close()
+
+
+ODD = """
+import logging
+from importlib.metadata import entry_points
+for e in entry_points(group="vllm.general_plugins"): e.load()()
+log = logging.getLogger("vllm")
+log.warning("non-default args: %s", {"max_num_seqs": 4})
+log.warning("%(a)s of %(b)d", {"a": "x", "b": 3})
+log.warning("config: %s", "c" * 9000)
+log.warning("too long: %s %s %s %s", *("d" * 19000,) * 4)
+log.warning("after")
+"""
+
+
+def test_dicts_and_long_arguments_arrive_whole_and_what_is_too_long_stays_text(tmp_path: Path) -> None:
+    lay(tmp_path / "plugin")
+    source = RecordSocket(str(tmp_path / "log.sock"))
+    env = {**os.environ, "PYTHONPATH": str(tmp_path / "plugin"), ENVIRONMENT: source.path}
+    subprocess.run([sys.executable, "-c", ODD], env=env, check=True, timeout=60)
+    texts = [record.text for record in source.drain()]
+    source.close()
+    assert texts == ["non-default args: {'max_num_seqs': 4}", "x of 3", f"config: {'c' * 9000}", "after"]
+
+
+def heard(*records: Record) -> EngineLog:
+    log = EngineLog("vllm")
+    for record in records:
+        log.take(record.as_line(1), record.time)
+    return log
+
+
+def test_uvicorns_lines_carry_no_process_and_are_known_again() -> None:
+    log = heard(Record(time=1.0, pid=7, process="APIServer", format="Started server process [%d]", args=[7]))
+    assert log.feed(b"INFO:     Started server process [7]\n", 1.0) == []
+    assert [e.kind for e in log.feed(b"INFO:     Started server process [7]\n", 1.0)] == ["figure"]
+
+
+def test_workers_that_share_a_name_are_named_alike_both_ways() -> None:
+    log = heard(Record(time=1.0, pid=7, process="Worker", format="Starting to load model /m..."))
+    log.feed(b"(Worker pid=8) INFO 10-12 08:00:00 [a.py:1] Starting to load model /m...\n", 1.0)
+    assert set(log.workers) == {"Worker pid=7", "Worker pid=8"}
+    assert log.feed(b"(Worker pid=7) INFO 10-12 08:00:00 [a.py:1] Starting to load model /m...\n", 1.0) == []
+
+
+def test_as_many_twins_as_there_are_ranks_are_met_once_each() -> None:
+    log = heard(
+        *(Record(time=1.0, pid=pid, process=f"Worker_TP{pid}", format="Loading weights took %.1f seconds", args=[2.5]) for pid in range(64))
+    )
+    lines = "".join(f"(Worker_TP{pid} pid={pid}) INFO 10-12 08:00:00 [a.py:1] Loading weights took 2.5 seconds\n" for pid in range(65))
+    events = log.feed(lines.encode(), 1.0)
+    assert [e.worker for e in events if e.kind == "figure"] == ["Worker_TP64"]
