@@ -120,6 +120,11 @@ def tunnel_line(endpoint: Endpoint, host: Host) -> str | None:
     return f"ssh -N -L {port}:127.0.0.1:{port} {remote_target(host.name)}"
 
 
+def shipped_key(folder: str, name: str) -> str:
+    """Where an attempt's folder on another host has the key for the variable `name`."""
+    return posixpath.join(folder, f"{name.lower()}.key")
+
+
 def ship_key(host: Host, spec: LaunchSpec, folder: str) -> LaunchSpec:
     """The key's file goes to the host, readable by its owner alone; it travels on standard input. Raises FirstlightError."""
     if host.is_local or not spec.secret_files:
@@ -131,6 +136,6 @@ def ship_key(host: Host, spec: LaunchSpec, folder: str) -> LaunchSpec:
                 data = file.read()
         except OSError as e:
             raise FirstlightError("api-key-unreadable", "the key file cannot be read", evidence=(f"{path}: {e.strerror}",)) from None
-        shipped[name] = posixpath.join(folder, f"{name.lower()}.key")
+        shipped[name] = shipped_key(folder, name)
         host.write(shipped[name], data, 0o600)
     return msgspec.structs.replace(spec, secret_files=shipped)

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from firstlight.app import holders
+from firstlight.app.carrying import carried_folder
 from firstlight.app.consent import Consent
 from firstlight.app.ending import end
 from firstlight.app.reconcile import reconcile
@@ -27,7 +28,7 @@ LINGER_FOLDER = "/var/lib/systemd/linger"
 def refuse_what_fails_later(deployment: Deployment, systemd: Systemd, ignore: frozenset[str]) -> None:
     """What would fail at the next boot, or takes somebody else's place. Raises FirstlightError."""
     if "throw-away-environment" not in ignore:
-        refuse_throw_away(sys.executable, what="firstlight", env=os.environ)
+        refuse_throw_away(str(carried_folder() or sys.executable), what="firstlight", env=os.environ)
         refuse_throw_away(deployment.launch.argv[0], what="the engine", env=os.environ)
     systemd.refuse_foreign(deployment.name)
     other = "user" if systemd.scope == "system" else "system"

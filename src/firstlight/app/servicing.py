@@ -13,13 +13,15 @@ import msgspec
 
 from firstlight import __version__
 from firstlight.app import holders
+from firstlight.app.carrying import carried_folder
 from firstlight.app.consent import Consent
+from firstlight.app.elsewhere import shipped_key
 from firstlight.app.reconcile import reconcile
 from firstlight.app.service_room import ask_to_replace, make_way, owner_of, refuse_what_fails_later, require_linger
 from firstlight.app.services import ServiceRecord, changing, copy_structs, find_service, replacing, service_folder, write_record
 from firstlight.app.stages.prove import failed_checks
 from firstlight.app.store import RunFolder, RunStore
-from firstlight.core.errors import Exit, FirstlightError, UsageError
+from firstlight.core.errors import Exit, FirstlightError
 from firstlight.core.ids import slug
 from firstlight.core.machine import Machine
 from firstlight.core.plan import PlanSet
@@ -29,6 +31,7 @@ from firstlight.deploy.container import parallel_ranks
 from firstlight.deploy.deployment import Deployment
 from firstlight.deploy.systemd import Systemd, UnitState
 from firstlight.deploy.unit import UnitOptions, backoff_by_runner, render_unit, unit_name
+from firstlight.probe.hosts import open_host
 from firstlight.probe.local import LocalHost
 
 LOOK_SECONDS = 0.25
@@ -50,12 +53,9 @@ class Wanted(msgspec.Struct, kw_only=True):
 
 
 def verified_run(ref: str) -> tuple[RunFolder, Run]:
-    """Raises FirstlightError `not-verified` (exit 6): a service is made of what has been proven. UsageError for a run on another host."""
+    """Raises FirstlightError `not-verified` (exit 6): a service is made of what has been proven."""
     folder = RunStore().find(ref)
     run = reconcile(folder)
-    if run.host != "local":
-        hint = "log in there and say `firstlight service install` there; its own run folder is what the service reads"
-        raise UsageError("service-elsewhere", f"{run.name!r} runs on {run.host}", hint=hint)
     verdict = folder.try_load(Verdict, "verdict.json")
     if verdict is None or not verdict.passed or run.verified is None:
         failed = [c.name for c in failed_checks(verdict)] if verdict else []
@@ -87,9 +87,8 @@ def brought_up(plan_file: str, options: Mapping[str, Any]) -> str:
     from firstlight.core.schema import decode
 
     saved = decode(Path(plan_file).read_bytes(), SavedPlan, origin=plan_file)
-    if saved.intent.host != "local":
-        raise UsageError("service-elsewhere", f"the plan is for {saved.intent.host}", hint="log in there, and install it there")
     given = {**options, "name": options["name"] or saved.intent.name, "skip": ("bench",), "engine_python": saved.intent.engine_python}
+    given["host"] = options.get("host") or saved.intent.host
     with redirect_stdout(sys.stderr):
         code = run_up(saved.intent.model, "human", defaults(given), Planning(intent=saved.intent), saved=saved)
     name = slug(given["name"] or name_of(saved.intent.model))
@@ -99,13 +98,11 @@ def brought_up(plan_file: str, options: Mapping[str, Any]) -> str:
 
 
 def deployment_of(folder: RunFolder, run: Run, *, name: str | None = None) -> Deployment:
-    launch = folder.load(LaunchSpec, "launch.json")
+    launch, uid, gid = _as_it_is_there(folder, run)
     machine = folder.try_load(Machine, "machine.json")
     plan = folder.try_load(PlanSet, "plan.json")
     verdict = folder.try_load(Verdict, "verdict.json")
     endpoint = folder.load(Endpoint, "endpoint.json")
-    owner = folder.path.stat()
-    chosen = launch.env.get("CUDA_VISIBLE_DEVICES")
     phases = folder.phase_seconds()
     return Deployment(
         name=slug(name or run.name),
@@ -113,15 +110,35 @@ def deployment_of(folder: RunFolder, run: Run, *, name: str | None = None) -> De
         endpoint=endpoint,
         version=endpoint.engine_version,
         overlay=folder.try_load(Overlay, "overlay.json"),
-        gpus=[int(g) for g in chosen.split(",")] if chosen and chosen.replace(",", "").isdigit() else None,
+        gpus=_gpus(launch, machine),
         gpu_count=len(machine.accelerators) if machine else 0,
         ranks=parallel_ranks(launch.argv),
         nodes=plan.best.nodes if plan and plan.best else 1,
         ready_seconds=sum(phases.values()) or None,
         known_answer=_knows_france(verdict),
-        uid=owner.st_uid,
-        gid=owner.st_gid,
+        uid=uid,
+        gid=gid,
     )
+
+
+def _gpus(launch: LaunchSpec, machine: Machine | None) -> list[str] | None:
+    """Those that the run was shown, by index or by the whole uuid of which CUDA takes the beginning; None for all."""
+    words = [word.strip() for word in launch.env.get("CUDA_VISIBLE_DEVICES", "").split(",") if word.strip()]
+    uuids = [a.uuid for a in machine.accelerators if a.uuid] if machine else []
+    found = [word if word.isdigit() else next((u for u in uuids if u.startswith(word)), None) for word in words]
+    known = [name for name in found if name is not None]
+    return known if known and len(known) == len(words) else None
+
+
+def _as_it_is_there(folder: RunFolder, run: Run) -> tuple[LaunchSpec, int, int]:
+    """The launch with the key's file on the run's own host, and whose files they are there."""
+    launch = folder.load(LaunchSpec, "launch.json")
+    if run.host == "local":
+        owner = folder.path.stat()
+        return launch, owner.st_uid, owner.st_gid
+    uid, gid = open_host(run.host).run(["sh", "-c", "id -u; id -g"]).text.split()
+    keys = {name: shipped_key(folder.attempt_there, name) for name in launch.secret_files}
+    return msgspec.structs.replace(launch, secret_files=keys), int(uid), int(gid)
 
 
 def _knows_france(verdict: Verdict | None) -> bool:
@@ -192,7 +209,7 @@ def unit_options(deployment: Deployment, wanted: Wanted, target: Path, version: 
     gpus = deployment.gpu_count > 0 and system
     return UnitOptions(
         scope=wanted.scope,
-        argv=[sys.executable, "-P", "-m", "firstlight", "service", "run", str(target)],
+        argv=[sys.executable, *_ourselves(), "service", "run", str(target)],
         environment={**kept, "HOME": home, "HF_HUB_OFFLINE": "1"},
         user=owner if system and deployment.uid != 0 else None,
         version=version,
@@ -200,6 +217,12 @@ def unit_options(deployment: Deployment, wanted: Wanted, target: Path, version: 
         writable=sorted(set(writable)),
         modprobe=shutil.which("nvidia-modprobe") if gpus else None,
     )
+
+
+def _ourselves() -> list[str]:
+    """How the interpreter finds firstlight: installed, or in the folder that it was carried to."""
+    carried = carried_folder()
+    return ["-E", "-s", str(carried)] if carried else ["-P", "-m", "firstlight"]
 
 
 def _kept(variable: str) -> bool:

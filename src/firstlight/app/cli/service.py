@@ -10,8 +10,10 @@ import click
 
 from firstlight.app import completing
 from firstlight.app.output import emit, emit_rows, glyphs, output_option, say
+from firstlight.app.where import host_option
 
 F = TypeVar("F", bound=Callable[..., Any])
+THERE = "Where it is: local, or ssh://USER@HOST."
 
 
 def scope_option(command: F) -> F:
@@ -27,6 +29,7 @@ def command() -> None:
 @command.command("install", short_help="make a service of a verified run, or of a plan")
 @click.argument("run", metavar="RUN|PLAN", shell_complete=completing.runs_or_files)
 @scope_option
+@click.option("--host", metavar="HOST", help="Of a PLAN: where it is brought up and stays. A RUN stays on its own host.")
 @click.option("--name", help="The service's name; the run's when not said.")
 @click.option(
     "--watchdog", default=180, show_default=True, type=click.IntRange(min=10), help="Seconds without a token until it is restarted."
@@ -37,22 +40,27 @@ def command() -> None:
 @click.option("--allow", multiple=True, metavar="NAME", help="Say yes to one question by name: stop-run, stop-service, stop-units, ….")
 @click.option("--yes", "-y", is_flag=True, help="Say yes to every question.")
 @output_option
-def install(run: str, scope: str | None, output: str, **options: Any) -> int:
+def install(run: str, scope: str | None, host: str | None, output: str, **options: Any) -> int:
     """Makes a service of RUN exactly as it was verified (or of a saved PLAN, which is brought up and verified first)."""
 
     from firstlight.app.consent import Consent
+    from firstlight.app.services_there import install_there, run_elsewhere
     from firstlight.app.servicing import Wanted, brought_up, install
     from firstlight.deploy.unit import unit_name
 
+    given = {"host": host, **{k: options[k] for k in ("name", "yes", "allow", "accept", "ignore")}}
     wanted = Wanted(
-        ref=brought_up(run, {k: options[k] for k in ("name", "yes", "allow", "accept", "ignore")}) if os.path.isfile(run) else run,
+        ref=brought_up(run, given) if os.path.isfile(run) else run,
         name=options["name"],
         scope=scope or ("system" if os.getuid() == 0 else "user"),
         start=options["start"],
         watchdog_seconds=options["watchdog"],
         ignore=frozenset(options["ignore"]),
     )
-    state = install(wanted, Consent(yes=options["yes"], allowed=frozenset(options["allow"])), say)
+    allowed = frozenset(options["allow"])
+    consent = Consent(yes=options["yes"], allowed=allowed)
+    there = run_elsewhere(wanted, host)
+    state = install_there(wanted, scope, consent, allowed, say) if there else install(wanted, consent, say)
     name = state.unit.removeprefix(unit_name("").removesuffix(".service")).removesuffix(".service")
     emit(
         state,
@@ -62,10 +70,28 @@ def install(run: str, scope: str | None, output: str, **options: Any) -> int:
     return 0
 
 
+def _elsewhere(host: str, *words: str) -> int | None:
+    """The exit code of the same on another host; None where it is this machine."""
+    from firstlight.probe.hosts import open_host
+
+    if open_host(host).is_local:
+        return None
+    from firstlight.app.services_there import relay
+
+    return relay(host, list(words), say)
+
+
+def _scope(scope: str | None) -> list[str]:
+    return [f"--{scope}"] if scope else []
+
+
 @command.command("list", short_help="services that firstlight installed here")
+@host_option(THERE)
 @output_option
-def list_(output: str) -> int:
+def list_(host: str, output: str) -> int:
     """Services that firstlight installed here."""
+    if (code := _elsewhere(host, "list", "-o", output)) is not None:
+        return code
     from firstlight.app.services import installed_services, read_record
     from firstlight.app.tables import print_table
 
@@ -78,9 +104,12 @@ def list_(output: str) -> int:
 @command.command("status", short_help="what the manager says of it; 0: it serves")
 @click.argument("name")
 @scope_option
+@host_option(THERE)
 @output_option
-def status(name: str, scope: str | None, output: str) -> int:
+def status(name: str, scope: str | None, host: str, output: str) -> int:
     """What the manager says of the service; exit 0 when it serves verified answers, 5 when not."""
+    if (code := _elsewhere(host, "status", name, *_scope(scope), "-o", output)) is not None:
+        return code
     from firstlight.app.services import find_service
     from firstlight.core.errors import Exit
     from firstlight.deploy.systemd import Systemd
@@ -106,10 +135,13 @@ def status(name: str, scope: str | None, output: str) -> int:
 @click.option("-f", "--follow", is_flag=True, help="Keep printing what comes.")
 @click.option("-n", "--tail", type=int, default=200, show_default=True, help="Only the last N lines.")
 @click.option("--journal", is_flag=True, help="The service's own journal instead of the engine's log.")
-def logs(name: str, scope: str | None, follow: bool, tail: int, journal: bool) -> int:
+@host_option(THERE)
+def logs(name: str, scope: str | None, follow: bool, tail: int, journal: bool, host: str) -> int:
     """The engine's log of the service's latest start."""
     import subprocess
 
+    if host not in ("", "local", "localhost"):
+        return _logs_there(host, name, scope, follow, tail, journal)
     from firstlight.app.cli.logs import command as log_command
     from firstlight.app.services import find_service
     from firstlight.deploy.unit import unit_name
@@ -122,12 +154,27 @@ def logs(name: str, scope: str | None, follow: bool, tail: int, journal: bool) -
     return int(log_command.callback(run=folder.name, follow=follow, tail=tail))
 
 
+def _logs_there(host: str, name: str, scope: str | None, follow: bool, tail: int, journal: bool) -> int:
+    """The engine's log from its own byte on, through cuts; of the journal its last lines."""
+    if journal:
+        code = _elsewhere(host, "logs", name, *_scope(scope), "--journal", "-n", str(tail))
+        return int(code or 0)
+    from firstlight.app.cli.logs import follow_file
+    from firstlight.app.services_there import log_there
+
+    where, path = log_there(host, name)
+    return follow_file(where, path, tail, lambda: follow)
+
+
 @command.command("restart", short_help="stop it and start the same verified plan")
 @click.argument("name")
 @scope_option
+@host_option(THERE)
 @output_option
-def restart(name: str, scope: str | None, output: str) -> int:
+def restart(name: str, scope: str | None, host: str, output: str) -> int:
     """Stops it and starts the same verified plan again; returns when it serves verified answers."""
+    if (code := _elsewhere(host, "restart", name, *_scope(scope), "-o", output)) is not None:
+        return code
     from firstlight.app.services import find_service
     from firstlight.app.servicing import wait
     from firstlight.deploy.systemd import Systemd
@@ -149,8 +196,11 @@ def restart(name: str, scope: str | None, output: str) -> int:
 @command.command("uninstall", short_help="stop it, remove unit and folder")
 @click.argument("name")
 @scope_option
-def uninstall(name: str, scope: str | None) -> int:
+@host_option(THERE)
+def uninstall(name: str, scope: str | None, host: str) -> int:
     """Stops it, removes unit and folder; run folders, caches and the model stay."""
+    if (code := _elsewhere(host, "uninstall", name, *_scope(scope))) is not None:
+        return code
     from firstlight.app.servicing import uninstall
 
     uninstall(name, scope, say)
