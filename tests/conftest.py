@@ -15,7 +15,20 @@ _ENGINE_PYTHON = os.environ.get("FIRSTLIGHT_ENGINE_PYTHON", "")
 _STRICT = os.environ.get("FIRSTLIGHT_TEST_STRICT") == "1"
 
 # A minute or two each, `make test-hosts`: services in a real systemd, other hosts through a real sshd.
-HOSTS = frozenset({"test_service.py", "test_service_demo.py", "test_service_user.py", "test_up_ssh.py", "test_ssh_cuts.py"})
+HOSTS = frozenset(
+    {
+        "test_service.py",
+        "test_service_demo.py",
+        "test_service_user.py",
+        "test_service_limits.py",
+        "test_ssh_cuts.py",
+        "test_ssh_odd.py",
+        "test_ssh_service.py",
+        "test_ssh_verbs.py",
+        "test_up_ssh.py",
+        "test_up_ssh_cuts.py",
+    }
+)
 # Minutes each, `make test-slow`: damaged models on a real engine, fifty kills.
 SLOW = frozenset(
     {
