@@ -75,8 +75,12 @@ async def other_languages(session: Session) -> Outcome:
     return Outcome(passed=not faults, evidence=faults[:4] or [f"{held} of {len(asked)} hold"], note=note)
 
 
-async def no_floods(session: Session, *, tokens: int = 48) -> Outcome:
-    """No answer so far, nor a longer one asked for here, is a flood of one character, a tight loop or broken text."""
+async def no_floods(session: Session) -> Outcome:
+    """No answer so far, nor a sampled one asked for here, is a flood of one character, a tight loop or broken text.
+
+    Where texts can be continued, reading against decoding has left a long one already, and half as much is enough in the quick profile.
+    """
+    tokens = 24 if session.has_completions and not session.thorough else 48
     story = await session.story(session.affordable(tokens), temperature=0.7, seed=7)
     if not story.ok:
         return Outcome(passed=False, evidence=[_shown(story)])

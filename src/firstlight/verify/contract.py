@@ -62,10 +62,16 @@ async def completions(session: Session) -> Outcome:
 
 async def streaming(session: Session) -> Outcome:
     """The streamed answer at temperature 0 is the whole one; where they part, it was a near tie."""
-    path, body = _question_body(session)
-    whole = await (session.api.chat(**body) if "messages" in body else session.api.complete(**body))
-    streamed = await session.api.stream(path, body)
-    return _compare_stream(whole, streamed)
+    return _compare_stream(*await _pair(session))
+
+
+async def _pair(session: Session) -> tuple[Answer, Answer]:
+    """The same question whole and as a stream, asked once for all checks that compare the two."""
+    if session.pair is None:
+        path, body = _question_body(session)
+        whole = await (session.api.chat(**body) if "messages" in body else session.api.complete(**body))
+        session.pair = whole, await session.api.stream(path, body)
+    return session.pair
 
 
 def _question_body(session: Session) -> tuple[str, dict[str, Any]]:
@@ -103,9 +109,7 @@ def near_tie(a: list[TokenRow], b: list[TokenRow]) -> str | None:
 
 async def usage(session: Session) -> Outcome:
     """Counts are there, add up, and agree between whole and streamed answers."""
-    path, body = _question_body(session)
-    whole = await (session.api.chat(**body) if "messages" in body else session.api.complete(**body))
-    streamed = await session.api.stream(path, body)
+    whole, streamed = await _pair(session)
     faults = [*_usage_faults("whole", whole), *_usage_faults("streamed", streamed)]
     if not faults and whole.usage.prompt_tokens != streamed.usage.prompt_tokens:
         faults.append(f"prompt_tokens: {whole.usage.prompt_tokens} whole, {streamed.usage.prompt_tokens} streamed")
@@ -144,7 +148,7 @@ async def parallel(session: Session) -> Outcome:
 
 async def _echo(session: Session, nonce: str) -> Answer:
     if session.has_completions:
-        return await session.go_on(f"Number {nonce}. Number {nonce}. Number {nonce}. Number", max_tokens=10)
+        return await session.go_on(f"Number {nonce}. Number {nonce}. Number {nonce}. Number", max_tokens=8)
     return await session.ask(f"Repeat exactly: {nonce}")
 
 

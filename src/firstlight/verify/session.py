@@ -69,6 +69,7 @@ class Session:
         self.seconds_per_token: float | None = None
         self.seen: list[str] = []
         self.rows: dict[str, TokenRow] = {}
+        self.pair: tuple[Answer, Answer] | None = None
         self._random = random.SystemRandom()
 
     async def ask(self, question: str, *, max_tokens: int = SHORT, **options: Any) -> Answer:

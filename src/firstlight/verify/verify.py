@@ -47,7 +47,7 @@ CHECKS: tuple[Check, ...] = (
     Check("no-floods", "coherence", coherence.no_floods, essential=True),
     Check("parallel", "contract", contract.parallel, essential=True),
     Check("streaming", "contract", contract.streaming, essential=True),
-    Check("usage", "contract", contract.usage),
+    Check("usage", "contract", contract.usage, essential=True),
     Check("max-tokens", "contract", limits.max_tokens),
     Check("stop-strings", "contract", limits.stop_strings),
     Check("logprobs", "contract", limits.logprobs),

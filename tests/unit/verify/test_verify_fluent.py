@@ -141,7 +141,7 @@ async def test_the_budget_leaves_what_is_essential(good: Endpoint) -> None:
     verdict = await verify(good, budget_seconds=0)
     notes = {c.name: c.note for c in verdict.checks}
     assert verdict.passed
-    assert notes["usage"] == notes["cancel"] == "time budget spent"
+    assert notes["max-tokens"] == notes["cancel"] == "time budget spent"
     assert notes["known-answers"] is None
 
 
