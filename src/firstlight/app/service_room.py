@@ -10,11 +10,13 @@ from firstlight.app import holders
 from firstlight.app.carrying import carried_folder
 from firstlight.app.consent import Consent
 from firstlight.app.ending import end
+from firstlight.app.gpu_room import require_free
 from firstlight.app.reconcile import reconcile
 from firstlight.app.services import installed_services, service_folder
 from firstlight.app.store import RunFolder
 from firstlight.core.errors import Exit, FirstlightError
 from firstlight.core.intent import Intent
+from firstlight.core.machine import Machine
 from firstlight.core.run import TERMINAL, LaunchSpec, Run
 from firstlight.deploy.deployment import Deployment
 from firstlight.deploy.lasting import refuse_throw_away
@@ -22,6 +24,7 @@ from firstlight.deploy.systemd import STOP_SECONDS, Systemd
 from firstlight.deploy.unit import unit_name
 from firstlight.probe.local import LocalHost
 
+GPU_SECONDS = 20.0
 LINGER_FOLDER = "/var/lib/systemd/linger"
 
 
@@ -91,6 +94,7 @@ def make_way(deployment: Deployment, run: Run, folder: RunFolder, systemd: Syste
         say(f"{run.name} is stopped; port and memory are free")
     for holder in holders.of_port(deployment.launch.port) + holders.of_gpus(LocalHost(), deployment.gpus):
         _stop_holder(holder, consent, say)
+    require_free(folder.try_load(Machine, "machine.json"), deployment.gpus, GPU_SECONDS, say)
 
 
 def _stop_holder(holder: holders.Holder, consent: Consent, say: Callable[[str], None]) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from firstlight.app import flow
+from firstlight.app import flow, gpu_room
 from firstlight.app.consent import Consent
 from firstlight.app.emitter import Emitter
 from firstlight.app.ending import end
@@ -43,6 +43,7 @@ LONGEST_BACKOFF = 60.0
 MESSAGE_SECONDS = 2.0
 FIRST_BYTES = 2 << 20
 ROOM_SECONDS, ROOM_PATIENCE = 5.0, 600.0
+GPU_SECONDS, GPU_PATIENCE = 2.0, 300.0
 
 
 def run_service(folder: Path) -> int:
@@ -93,6 +94,7 @@ class ServiceRun:
         await self._back_off()
         make_way(session)
         await self._room()
+        await self._gpu_memory()
         with session.store.claim(session.name):
             _open_run(session, self.folder)
             await flow.run_stages(session, self.stages)
@@ -124,6 +126,20 @@ class ServiceRun:
             self.progress.tell(f"waiting for space: the disk of {root} is full")
             self.notifier.extend(60)
             await asyncio.sleep(ROOM_SECONDS)
+
+    async def _gpu_memory(self) -> None:
+        """What an earlier engine held is free, proven by the driver's own count, before the next one starts. A restart tries again."""
+        launch = self.session.launch
+        names = launch.env.get("CUDA_VISIBLE_DEVICES", "") if launch else ""
+        deadline = time.monotonic() + GPU_PATIENCE
+        while lines := await asyncio.to_thread(gpu_room.taken, self.session.machine, names.split(",") if names else None):
+            if time.monotonic() > deadline:
+                error = gpu_room.held(lines)
+                error.exit_code = Exit.ENGINE_FAILED
+                raise error
+            self.progress.tell(f"waiting for GPU memory: {lines[0]}")
+            self.notifier.extend(60)
+            await asyncio.sleep(GPU_SECONDS)
 
     async def _stay(self) -> None:
         """Until the engine is over. The watchdog is fed while tokens advance, and by nothing else."""
