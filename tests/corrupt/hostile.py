@@ -16,6 +16,7 @@ UPSTREAM = int(sys.argv[2]) if len(sys.argv) > 2 else 0
 LIST = {"data": [{"id": "demo", "object": "model"}]}
 EVENT = {"choices": [{"index": 0, "delta": {"content": " word"}, "text": " word", "finish_reason": None}]}
 WHOLE = {"choices": [{"index": 0, "message": {"role": "assistant", "content": "Paris"}, "text": "Paris", "finish_reason": "stop"}]}
+BOMB = gzip.compress(bytes(200 << 20))
 USED = {"prompt_tokens": 5, "completion_tokens": 2, "total_tokens": 7}
 
 # Answers that are JSON and have a shape of their own.
@@ -28,6 +29,8 @@ SHAPES: dict[str, Any] = {
     "shape-logprobs": {"choices": [{"text": "x", "logprobs": {"content": [{"token": 3, "logprob": "high"}]}}]},
     "shape-usage": {"choices": [{"text": "x", "message": {"content": "x"}}], "usage": {"prompt_tokens": "many"}},
     "negative-usage": {**WHOLE, "usage": {"prompt_tokens": -5, "completion_tokens": -2, "total_tokens": -7}},
+    "shape-nan": {"choices": [{"text": "x", "logprobs": {"content": [{"token": "x", "logprob": float("nan"), "top_logprobs": []}]}}]},
+    "shape-huge-number": {"choices": [{"text": "x", "index": 10**400, "message": {"content": "x"}}], "usage": dict.fromkeys(USED, 10**400)},
     "error-200": {"error": {"message": "out of memory", "code": 500}},
 }
 
@@ -52,6 +55,13 @@ async def forever(writer: asyncio.StreamWriter, block: bytes, apart: float = 0.0
         await asyncio.sleep(apart)
 
 
+async def dripped(writer: asyncio.StreamWriter, body: bytes) -> None:
+    for i in range(len(body)):
+        writer.write(body[i : i + 1])
+        await writer.drain()
+        await asyncio.sleep(0.02)
+
+
 async def stream(writer: asyncio.StreamWriter, kind: str) -> None:
     """Answers a request for a stream."""
     writer.write(head(None, "text/event-stream", more="Connection: close\r\n"))
@@ -65,6 +75,12 @@ async def stream(writer: asyncio.StreamWriter, kind: str) -> None:
         writer.write(event(EVENT) * 3)
     elif kind == "huge":
         await forever(writer, event(EVENT) * 1000)
+    elif kind == "one-chunk":
+        writer.write(event({"choices": [{"index": 0, "delta": {"content": " word" * 100_000}, "text": " word" * 100_000}]}))
+    elif kind == "drip":
+        await dripped(writer, event(EVENT) * 1000)
+    elif kind == "cut":
+        writer.write(event(EVENT) + event(EVENT)[:20])
     elif kind in SHAPES:
         writer.write(event(SHAPES[kind]) + b"data: [DONE]\n\n")
     else:
@@ -83,6 +99,10 @@ async def whole(writer: asyncio.StreamWriter, kind: str) -> None:
     elif kind == "huge":
         writer.write(head(1 << 40))
         await forever(writer, b"[" * 65536)
+    elif kind == "drip":
+        writer.write(head(len(body)))
+        await dripped(writer, body[:-1])
+        await asyncio.sleep(3600)
     elif kind == "nested":
         writer.write(counted(b'{"choices": ' + b"[" * 200_000 + b"]" * 200_000 + b"}"))
     elif kind in SHAPES:
@@ -105,10 +125,15 @@ async def anything(writer: asyncio.StreamWriter, kind: str) -> bool:
         "not-http": b"SSH-2.0-OpenSSH_9.6\r\n\r\n",
         "bad-status": b"HTTP/1.1 abc OK\r\nContent-Length: 2\r\n\r\n{}",
         "bad-length": b"HTTP/1.1 200 OK\r\nContent-Length: many\r\n\r\n{}",
+        "negative-chunk": b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n-5\r\n{}\r\n0\r\n\r\n",
+        "negative-length": b"HTTP/1.1 200 OK\r\nContent-Length: -5\r\n\r\n{}",
         "bad-chunk": b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n{}\r\n",
         "binary": counted(bytes(range(256)) * 4),
         "rate-limited": counted(b'{"error": "slow down"}', status="429 Too Many Requests", more="Retry-After: 3600\r\n"),
     }
+    if kind == "gzip-bomb":
+        writer.write(counted(BOMB, more="Content-Encoding: gzip\r\n"))
+        return True
     if kind == "hang":
         await asyncio.sleep(3600)
     if kind == "slow-head":
@@ -133,6 +158,10 @@ async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
             writer.write(counted(b"ok"))
         elif await anything(writer, kind):
             pass
+        elif kind == "busy" and asked.startswith(b"POST"):
+            writer.write(counted(b'{"error": "slow down"}', status="429 Too Many Requests", more="Retry-After: 3600\r\n"))
+        elif kind == "moved" and asked.startswith(b"POST"):
+            writer.write(counted(b"", status="308 Permanent Redirect", more="Location: http://127.0.0.1:1/v1/\r\n"))
         elif asked.startswith(b"GET"):
             writer.write(counted(json.dumps(LIST).encode() if b"/models" in asked else b"", status="200 OK"))
         elif b'"stream": true' in body or b'"stream":true' in body:

@@ -22,6 +22,16 @@ KINDS = [
     "empty-list",
     "list-shape",
     "hang",
+    "gzip-bomb",
+    "one-chunk",
+    "drip",
+    "cut",
+    "negative-chunk",
+    "negative-length",
+    "busy",
+    "moved",
+    "shape-nan",
+    "shape-huge-number",
     "slow-head",
     "endless-head",
     "negative-usage",
@@ -35,4 +45,4 @@ KINDS = [
     "shape-usage",
 ]
 # Only their whole answers are wrong, or their counts, or a last line that a stream can do without.
-STREAMS_WELL = ("no-done", "nested", "short-length", "long-length", "negative-usage", "shape-usage", "shape-logprobs")
+STREAMS_WELL = ("no-done", "nested", "short-length", "long-length", "shape-usage", "shape-logprobs", "one-chunk")

@@ -7,6 +7,7 @@ time stamp for each chunk with text and decodes only the fields it needs.
 import asyncio
 import ssl
 import time
+from typing import Annotated
 from urllib.parse import urlsplit
 
 import msgspec
@@ -32,17 +33,21 @@ class Choice(Struct):
     finish_reason: str | None = None
 
 
+Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 53)]
+Milliseconds = Annotated[float, msgspec.Meta(ge=0, le=1e12)]
+
+
 class Usage(Struct):
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
+    prompt_tokens: Count = 0
+    completion_tokens: Count = 0
 
 
 class Timings(Struct):
     """What llama.cpp writes into the last chunk: its own clock over the decoded tokens, milliseconds."""
 
-    predicted_n: int = 0
-    predicted_ms: float = 0.0
-    prompt_ms: float = 0.0
+    predicted_n: Count = 0
+    predicted_ms: Milliseconds = 0.0
+    prompt_ms: Milliseconds = 0.0
 
 
 class Chunk(Struct):
@@ -204,6 +209,8 @@ class _Reader(asyncio.Protocol):
             if size == 0:
                 self._end(None)
                 return
+            if size < 0:
+                raise ValueError(f"a chunk of {size} bytes")
             end = line_end + 2 + size
             if len(buffer) < end + 2:
                 break
@@ -243,6 +250,9 @@ class _Reader(asyncio.Protocol):
             self._give_up(f"{len(record.times)} chunks, many more than the tokens asked for, and no end")
 
     def _end(self, error: str | None) -> None:
+        if self.record is not None:
+            if self.record.times and self._lines.startswith(b"data:"):
+                self._event(self._lines[5:].strip(), self.heard)  # the last line, without its end: whole, or cut
         if self.record is not None:
             self.record.finished = time.perf_counter()
             if self.status not in (0, 200):

@@ -5,12 +5,14 @@ llama.cpp and SGLang add to it.
 """
 
 import json
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 from msgspec import Struct
 
 T = TypeVar("T")
+Count = Annotated[int, msgspec.Meta(ge=-(1 << 53), le=1 << 53)]
+"""JSON's safe integers: what is beyond counts nothing, and would not fit into the arithmetic that follows."""
 
 
 class WireFunction(Struct):
@@ -19,7 +21,7 @@ class WireFunction(Struct):
 
 
 class WireCall(Struct):
-    index: int | None = None
+    index: Count | None = None
     id: str | None = None
     function: WireFunction | None = None
 
@@ -42,8 +44,8 @@ class WireAlternative(Struct):
 class WireRow(Struct):
     token: str = ""
     logprob: float | None = None
-    bytes: list[int] | None = None
-    id: int | None = None
+    bytes: list[Count] | None = None
+    id: Count | None = None
     top_logprobs: list[WireAlternative] | None = None
 
 
@@ -57,7 +59,7 @@ class WireLogprobs(Struct):
 
 
 class WireChoice(Struct):
-    index: int | None = None
+    index: Count | None = None
     message: WireMessage | None = None
     delta: WireMessage | None = None
     text: str | None = None
@@ -66,13 +68,13 @@ class WireChoice(Struct):
 
 
 class WireDetails(Struct):
-    cached_tokens: int | None = None
+    cached_tokens: Count | None = None
 
 
 class WireUsage(Struct):
-    prompt_tokens: int | None = None
-    completion_tokens: int | None = None
-    total_tokens: int | None = None
+    prompt_tokens: Count | None = None
+    completion_tokens: Count | None = None
+    total_tokens: Count | None = None
     prompt_tokens_details: WireDetails | None = None
 
 
@@ -85,14 +87,14 @@ class WireAnswer(Struct):
 
 
 class WireMeta(Struct):
-    n_ctx: int | None = None
+    n_ctx: Count | None = None
 
 
 class WireModel(Struct):
     id: str | None = None
     aliases: list[str] | None = None
     owned_by: str | None = None
-    max_model_len: int | None = None
+    max_model_len: Count | None = None
     meta: WireMeta | None = None
 
 
@@ -102,7 +104,7 @@ class WireModels(Struct):
 
 class WireEmbedding(Struct):
     embedding: list[float]
-    index: int | None = None
+    index: Count | None = None
 
 
 class WireEmbeddings(Struct):
