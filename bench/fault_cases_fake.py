@@ -348,6 +348,7 @@ def _(kit: Kit) -> Result:
     client = kit.ready(kit.start(kit.fake("workers")))
     guardian, kept = guardian_pid(client), Path(client.folder, "supervise.json").read_bytes()
     boss = supervisor_pid(client)
+    strike(boss, "SIGSTOP")  # or it makes its folder again
     shutil.rmtree(client.folder)
     since = strike(boss)
     wait(lambda: procfs.process(guardian) is None, seconds=20, what="the guardian's end")

@@ -15,18 +15,18 @@ from fault_kit import Case, Kit, Result, engine_pid, memory_limit, named, post, 
 from firstlight.core.run import LaunchSpec
 from firstlight.launch.client import SupervisorClient
 
-SEEN_SECONDS = 4.5  # members that lived for three seconds are named when they end
+SEEN_SECONDS = 3.6  # members that lived for three seconds are named when they end
 TITLES = {"the engine core": "VLLM::EngineCore", "a worker": "VLLM::Worker"}
 Rows = list[tuple[str, Result]]
 
 
-def begin(kit: Kit, phase: str, *args: str) -> SupervisorClient:
-    """A vLLM that has come to the phase, its processes known to its supervisor."""
+def begin(kit: Kit, phase: str, *args: str, seen: str = TITLES["the engine core"]) -> SupervisorClient:
+    """A vLLM that has come to the phase, its processes known to its supervisor. seen: who must be there where it loads."""
     client = kit.start(kit.vllm(*args))
     if phase == "imports":
         time.sleep(3)
     elif phase == "loads":
-        named(client, TITLES["a worker"], seconds=300)
+        named(client, seen, seconds=300)
         time.sleep(SEEN_SECONDS)
         assert client.status().state == "starting", "it was ready too soon"
     else:
@@ -67,7 +67,7 @@ def _member_paused(client: SupervisorClient, pid: int) -> Result:
 
 
 def member(what: str, phase: str, kit: Kit) -> Rows:
-    client = begin(kit, phase)
+    client = begin(kit, phase, seen=TITLES[what])
     pid = named(client, TITLES[what])
     rows = [(f"SIGSTOP of {what} while it loads", _member_paused(client, pid))] if phase == "loads" else []
     return [*rows, (f"SIGSEGV of {what} while it {phase}", _member_died(client, pid, strike(pid, "SIGSEGV")))]
@@ -124,32 +124,44 @@ def out_of_memory_loading(kit: Kit) -> Result:
 
 
 def out_of_memory_serving(kit: Kit) -> Result:
-    """Another process of the same container takes all the memory that is left; the kernel picks vLLM's largest."""
-    with memory_limit(6000) as procs:
+    """Others in the same container take all the memory that is left, in small parts; the kernel picks the largest process, vLLM's."""
+    with memory_limit(8000) as procs:
         client = kit.ready(kit.start(limited(kit.vllm(), procs)))
-        pid = os.fork()
-        if pid == 0:
-            _devour(procs)
+        narrow(Path(procs).parent, spare=256 << 20)
         since = time.time()
-        found = until(client, "member-exited", "died", seconds=120, after=since)
-        os.kill(pid, 9)
-        os.waitpid(pid, 0)
-        died_at = until(client, "died", seconds=90, after=since)
+        others = [_devour(procs, 200 << 20) for _ in range(4)]
+        try:
+            found = until(client, "member-exited", "died", seconds=60, after=since)
+        finally:
+            for pid in others:
+                os.kill(pid, 9)
+                os.waitpid(pid, 0)
+        end = until(client, "died", seconds=90, after=since)
         ended = until(client, "ended", after=since, seconds=60)
-        oom = died_at.data["oom_killed"]
         what = found.data.get("command") or "the API server"
-        return Result(None, f"the kernel picked {what.split()[0]}; oom_killed={oom}, clean={ended.data['clean']}")
+        how = end.data["signal"] or f"exit {end.data['returncode']}"
+        return Result(
+            None,
+            f"the kernel took {what.split()[0]}; vLLM ended ({how}); oom_killed={end.data['oom_killed']}, clean={ended.data['clean']}",
+        )
 
 
-def _devour(procs: str) -> None:
-    """In the cgroup, spared by the kernel, until it is killed."""
+def narrow(cgroup: Path, *, spare: int) -> None:
+    """The limit of what is used now and a little more."""
+    for used, limit in (("memory.usage_in_bytes", "memory.limit_in_bytes"), ("memory.current", "memory.max")):
+        if (cgroup / used).exists():
+            (cgroup / limit).write_text(str(int((cgroup / used).read_text()) + spare))
+
+
+def _devour(procs: str, size: int) -> int:
+    """A process of the cgroup that holds that much; its pid."""
+    pid = os.fork()
+    if pid:
+        return pid
     try:
         Path(procs).write_text(str(os.getpid()))
-        Path("/proc/self/oom_score_adj").write_text("-1000")
-        kept = []
-        while True:
-            kept.append(b"\1" * (64 << 20))
-            time.sleep(0.02)
+        kept = b"\1" * size
+        time.sleep(600 if kept else 0)
     finally:
         os._exit(1)
 

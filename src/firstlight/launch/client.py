@@ -25,6 +25,7 @@ ARCHIVE, REQUEST, RECORD, EVENTS, LOG, EXIT = (
     "supervisor.pyz", "supervise.json", "supervisor.json", "supervisor.jsonl", "supervisor.log", "exit.json",
 )  # fmt: skip
 ISOLATED = ("-I", "-S")  # nothing of the user's environment is imported: it is not needed, and it could be broken
+DAMAGED = "record-damaged"  # somebody else wrote into the record: it proves nothing
 UNKNOWN = frozenset({"host-unreachable", "host-login-refused", "host-key-unknown", "command-timeout"})  # nothing was looked at
 START_PATIENCE = 15.0
 ANSWER_PATIENCE = 5.0
@@ -132,19 +133,23 @@ class SupervisorClient:
                 return _status(self._ask({"op": "status"}, timeout=ANSWER_PATIENCE), answering=True)
         except HostError:
             pass
-        return _status(self._record(), answering=False)
+        try:
+            return _status(self._record(), answering=False)
+        except msgspec.ValidationError:
+            return _status(self._damaged(), answering=False)
 
     def _paused(self, record: dict[str, Any]) -> bool:
         """Whether somebody stopped the supervisor (SIGSTOP): it would never answer."""
-        pid = (record.get("supervisor") or {}).get("pid")
-        if not isinstance(pid, int) or record.get("state") in FINAL:
+        boss = record.get("supervisor")
+        pid = boss.get("pid") if isinstance(boss, dict) else None
+        if not isinstance(boss, dict) or not isinstance(pid, int) or record.get("state") in FINAL:
             return False
         try:
             text = self.host.read(f"/proc/{pid}/stat").decode("utf-8", "replace")
         except HostError:
             return False
         fields = text.rpartition(")")[2].split()
-        return fields[0] in "Tt" and int(fields[19]) == record["supervisor"].get("start_ticks")
+        return fields[0] in "Tt" and int(fields[19]) == boss.get("start_ticks")
 
     def _record(self) -> dict[str, Any]:
         try:
@@ -156,8 +161,11 @@ class SupervisorClient:
                 "never-supervised", "no supervisor has written into this run folder", evidence=(f"{self._path(RECORD)}: {e.message}",)
             ) from None
         except ValueError:
-            return {"run": posixpath.basename(self.folder), "state": "failed", "reason": "record-damaged"}
-        return found if isinstance(found, dict) else {}
+            return self._damaged()
+        return found if isinstance(found, dict) else self._damaged()
+
+    def _damaged(self) -> dict[str, Any]:
+        return {"run": posixpath.basename(self.folder), "state": "failed", "reason": DAMAGED}
 
     def exit(self) -> dict[str, Any] | None:
         """`exit.json`: returncode, signal, reason, seconds, and `proof` once everything was swept; None while it runs."""
@@ -188,7 +196,7 @@ class SupervisorClient:
         A supervisor that is gone or hangs is swept instead: its processes are found, proven and ended.
         """
         status = self.status()
-        if status.over:
+        if status.over and status.reason != DAMAGED:
             return status
         if status.answering:
             try:
@@ -248,8 +256,8 @@ class SupervisorClient:
         return list(_event_lines([data], from_byte))
 
     def _connect(self) -> Channel:
-        path = self._record().get("socket") or self._path("supervisor.sock")
-        return self.host.connect(str(path))
+        path = self._record().get("socket")
+        return self.host.connect(path if isinstance(path, str) and path else self._path("supervisor.sock"))
 
     def _ask(self, request: dict[str, Any], *, timeout: float) -> dict[str, Any]:
         record, channel = self._record(), self._connect()

@@ -60,8 +60,10 @@ def test_a_killed_supervisor_leaves_nothing_and_no_command_is_needed(runs: Runs,
 
 def test_killed_with_its_whole_group_and_its_folder_removed(runs: Runs) -> None:
     client, before = loading(runs)
+    group = os.getpgid(before["supervisor"]["pid"])
+    os.killpg(group, signal.SIGSTOP)  # or it makes its folder again
     shutil.rmtree(client.folder)
-    os.killpg(os.getpgid(before["supervisor"]["pid"]), signal.SIGKILL)
+    os.killpg(group, signal.SIGKILL)
     wait_for(lambda: not lives(before["guardian"]))
     assert not any(lives({"pid": pid, "start_ticks": ticks}) for pid, ticks in before["members"])
 

@@ -59,7 +59,7 @@ def start(spec: Mapping[str, Any], *, run: str, folder: str, runtime: str, keep_
 
 
 def signal_number(spec: Mapping[str, Any]) -> int:
-    return int(getattr(signal, spec.get("stop_signal") or "SIGTERM", signal.SIGTERM))
+    return int(getattr(signal, str(spec.get("stop_signal") or "SIGTERM"), signal.SIGTERM))
 
 
 def _spawn(spec: Mapping[str, Any], env: dict[str, str], writer: int, cgroup: str | None, death_signal: int | None) -> int:
@@ -138,6 +138,12 @@ def runtime_folder(folder: str) -> str:
         raise StartError("runtime-folder-unsafe", f"{base} is not a private folder of this user")
     os.makedirs(path, mode=0o700, exist_ok=True)
     return path
+
+
+def is_runtime_of(path: str, folder: str) -> bool:
+    """Whether `path` is what `runtime_path` makes of the run folder, wherever temporary files went at that time."""
+    base, name = os.path.split(path)
+    return name == _short(folder) and os.path.basename(base) == f"firstlight-{os.getuid()}" and os.path.normpath(path) == path
 
 
 def _temporary() -> str:

@@ -7,14 +7,15 @@ import os
 import time
 from typing import Any
 
-from . import procfs
+from . import procfs, trust
 from .ending import proof, send, sweep, wake
-from .engine import runtime_path, signal_number
+from .engine import signal_number
 from .members import MARKER, Claim, members, own_cgroup
 from .records import read_json, write_json
 
 FINAL = ("stopped", "failed")
 GUARDIAN_SECONDS = 15.0
+LONGEST_GRACE = 600.0
 
 
 def supervised(folder: str) -> bool:
@@ -53,13 +54,18 @@ def read_record(folder: str, name: str) -> dict[str, Any]:
 def claim_of(folder: str) -> Claim:
     """The run's claim from whatever records are readable; a record of another boot names no process of this one."""
     record, engine = read_record(folder, "supervisor.json"), read_record(folder, "engine.json")
-    run = record.get("run") or read_record(folder, "supervise.json").get("run") or os.path.basename(folder.rstrip("/"))
-    ref = record.get("engine") or {}
+    run = _text(record.get("run")) or _text(read_record(folder, "supervise.json").get("run")) or os.path.basename(folder.rstrip("/"))
+    place = os.path.realpath(folder)
+    ref = trust.mapping(record.get("engine"))
     if ref and ref.get("boot_id") not in (None, "", procfs.boot_id()):
-        return Claim(str(run), folder=os.path.realpath(folder))
-    pid, ticks = ref.get("pid") or engine.get("pid"), ref.get("start_ticks") or engine.get("start_ticks")
-    known = frozenset((int(m[0]), int(m[1])) for m in record.get("members") or [] if isinstance(m, list) and len(m) == 2)
-    return Claim(str(run), pid, ticks, record.get("cgroup") or engine.get("cgroup"), known, None, os.path.realpath(folder))
+        return Claim(run, folder=place)
+    pid, ticks = trust.process(ref) or trust.process(engine) or (None, None)
+    group = trust.cgroup(record.get("cgroup")) or trust.cgroup(engine.get("cgroup"))
+    return Claim(run, pid, ticks, group, trust.processes(record.get("members")), None, place)
+
+
+def _text(value: Any) -> str | None:
+    return value if isinstance(value, str) and value else None
 
 
 def find(folder: str) -> dict[str, Any]:
@@ -117,9 +123,8 @@ def _by_guardian(folder: str, holder: int) -> dict[str, Any] | None:
 
 def _guardian(folder: str) -> list[int]:
     """The guardian's pid, where the process of the record still is it. Its care is not wanted when a run is ended on purpose."""
-    ref = read_record(folder, "supervisor.json").get("guardian")
-    pid, ticks = (ref.get("pid"), ref.get("start_ticks")) if isinstance(ref, dict) else (None, None)
-    return [pid] if isinstance(pid, int) and isinstance(ticks, int) and procfs.same(pid, ticks) else []
+    ref = trust.process(read_record(folder, "supervisor.json").get("guardian"))
+    return [ref[0]] if ref is not None and procfs.same(*ref) else []
 
 
 def end_all(folder: str, claim: Claim, *, grace: float | None = None, asked: bool = False, state: str = "stopped") -> dict[str, Any]:
@@ -127,7 +132,7 @@ def end_all(folder: str, claim: Claim, *, grace: float | None = None, asked: boo
 
     asked: the engine has its stop signal already. state: what the run's record shall say.
     """
-    spec, record = read_record(folder, "supervise.json").get("spec") or {}, read_record(folder, "supervisor.json")
+    spec, record = trust.mapping(read_record(folder, "supervise.json").get("spec")), read_record(folder, "supervisor.json")
     shm = recorded_memory(record)
     found = members(claim)
     for member in found:
@@ -137,23 +142,17 @@ def end_all(folder: str, claim: Claim, *, grace: float | None = None, asked: boo
     _ask_to_leave(claim, spec, grace, asked)
     for wait in sweep(claim):
         time.sleep(wait)
-    gpu = record.get("gpu_memory")
-    result = proof(claim, port=_port(spec), shm=shm, gpu_before=gpu, runtime=record.get("runtime") or runtime_path(folder))
+    port, gpu = trust.number(spec.get("port")) or 0, trust.gpu_memory(record.get("gpu_memory"))
+    result = proof(claim, port=port, shm=shm, gpu_before=gpu, runtime=trust.runtime(record.get("runtime"), folder))
     result["ended"] = [m.process.pid for m in found]
     _write_end(folder, {"run": claim.run, **record}, result, state)
     return result
 
 
-def _port(spec: dict[str, Any]) -> int:
-    port = spec.get("port")
-    return port if isinstance(port, int) else 0
-
-
 def recorded_memory(record: dict[str, Any]) -> set[str]:
     """Segments that the supervisor saw in its members before everything was killed; {} for a record of another boot."""
-    boss, seen = record.get("supervisor") or {}, record.get("shared_memory") or []
-    same_boot = isinstance(boss, dict) and boss.get("boot_id") == procfs.boot_id()
-    return {path for path in seen if isinstance(path, str) and path.startswith("/dev/shm/")} if same_boot else set()
+    same_boot = trust.mapping(record.get("supervisor")).get("boot_id") == procfs.boot_id()
+    return trust.shared_memory(record.get("shared_memory")) if same_boot else set()
 
 
 def _ask_to_leave(claim: Claim, spec: dict[str, Any], grace: float | None, asked: bool) -> None:
@@ -162,9 +161,14 @@ def _ask_to_leave(claim: Claim, spec: dict[str, Any], grace: float | None, asked
     if not asked:
         send([claim.engine_pid], signal_number(spec))
     wake(members(claim))
-    until = time.monotonic() + (float(spec.get("stop_grace_seconds") or 15.0) if grace is None else grace)
+    until = time.monotonic() + (_grace(spec) if grace is None else grace)
     while procfs.same(claim.engine_pid, claim.engine_ticks) and time.monotonic() < until:
         time.sleep(0.05)
+
+
+def _grace(spec: dict[str, Any]) -> float:
+    seconds = spec.get("stop_grace_seconds")
+    return min(float(seconds), LONGEST_GRACE) if isinstance(seconds, int | float) and seconds > 0 else 15.0
 
 
 def _write_end(folder: str, record: dict[str, Any], result: dict[str, Any], state: str) -> None:

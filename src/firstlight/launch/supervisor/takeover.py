@@ -9,10 +9,9 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from . import procfs
+from . import procfs, trust
 from .children import Children
 from .ending import remove_tree
-from .engine import runtime_path
 from .leftover import FINAL, claim_of, end_all, read_record
 from .records import EventFile, give_up_reserve, write_json
 
@@ -23,14 +22,16 @@ REASON = "supervisor-died"
 
 def take_over(folder: str, pid: int, code: int) -> int:
     """pid, code: the supervisor's, and how it ended (negative: a signal). Nothing is touched where another one has the run."""
-    options = read_record(folder, "supervise.json").get("options") or {}
+    options = trust.mapping(read_record(folder, "supervise.json").get("options"))
     if options.get("on_supervisor_death") == "keep" or hold(folder, LOCK_SECONDS) is None:
         return 0
     record = read_record(folder, "supervisor.json")
     if record.get("state") in FINAL:
-        remove_tree(record.get("runtime") or runtime_path(folder))
+        remove_tree(trust.runtime(record.get("runtime"), folder))
     else:
-        _end(folder, record, options.get("on_event"), {"pid": pid, "returncode": code, "signal": _signal_name(-code)})
+        hook = options.get("on_event")
+        words = hook if isinstance(hook, list) and all(isinstance(word, str) for word in hook) else None
+        _end(folder, record, words, {"pid": pid, "returncode": code, "signal": _signal_name(-code)})
     give_up_reserve(folder)
     return 0
 
