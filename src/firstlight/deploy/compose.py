@@ -4,7 +4,7 @@ from typing import Any
 
 import yaml
 
-from firstlight.deploy.container import SECRET, Container, Mount, container
+from firstlight.deploy.container import SECRET, Container, Mount, comment, container
 from firstlight.deploy.deployment import Deployment
 
 
@@ -18,7 +18,7 @@ def render(deployment: Deployment) -> dict[str, str]:
     if any(m.target == SECRET for m in spec.mounts):
         source = next(m.source for m in spec.mounts if m.target == SECRET)
         document["secrets"] = {"api-key": {"file": _literal(source)}}
-    head = f"# {spec.title} as it was verified. Start: docker compose up -d --wait\n"
+    head = f"# {spec.title} as it was verified. Start: docker compose up -d --wait\n" + comment(spec.note)
     # the old docker-compose wants a version, the new one ignores it
     text = yaml.dump({"version": "3.8", **document}, Dumper=_Dumper, sort_keys=False, width=10_000, allow_unicode=True)
     return {"compose.yaml": head + text}

@@ -13,6 +13,7 @@ from firstlight.engines.command import option_value
 SECRET = "/run/secrets/api-key"
 _PROGRAMS = {"vllm": ["vllm", "serve"], "llamacpp": ["/app/llama-server"]}
 _FIRST_FLAG = {"vllm": "serve", "llamacpp": "--model"}
+NOBODY = 10001
 QUESTION, ANSWER = "Name the capital of France.", "paris"
 
 
@@ -25,7 +26,7 @@ class Mount(Struct, frozen=True, kw_only=True):
 
 
 class Container(Struct, frozen=True, kw_only=True):
-    """title: the model's name for a comment, one line whatever it holds. image: with its tag.
+    """title: the model's name for a comment, one line whatever it holds. image: with its tag. note: what the user has to do, or "".
 
     script: what /bin/sh runs, the engine replaces it. device_ids: GPUs by index or uuid, None for all; gpus: any at all.
 
@@ -34,6 +35,7 @@ class Container(Struct, frozen=True, kw_only=True):
 
     name: str
     title: str
+    note: str
     image: str
     script: str
     user: str
@@ -62,9 +64,10 @@ def container(deployment: Deployment) -> Container:
     return Container(
         name=f"firstlight-{deployment.name}",
         title=" ".join("".join(c if c.isprintable() else " " for c in deployment.endpoint.model).split()),
+        note=_note(deployment),
         image=image_of(deployment),
         script=_script(deployment),
-        user=f"{deployment.uid or 10001}:{deployment.gid or 10001}",
+        user=f"{deployment.uid or NOBODY}:{deployment.gid or NOBODY}",
         environment=_environment(deployment),
         mounts=mounts,
         bind=launch.host if launch.host not in ("", "localhost") else "127.0.0.1",
@@ -76,6 +79,18 @@ def container(deployment: Deployment) -> Container:
         start_seconds=int(max(120.0, 3 * (deployment.ready_seconds or 200.0))),
         stop_seconds=int(launch.stop_grace_seconds + 15),
     )
+
+
+def _note(deployment: Deployment) -> str:
+    """Root's files are served by a user who is nobody: a key that only root may read is not read."""
+    if deployment.uid or deployment.key_file is None:
+        return ""
+    return f"The container runs as {NOBODY}, who must be able to read the key: chown {NOBODY} {shlex.quote(deployment.key_file)}"
+
+
+def comment(note: str) -> str:
+    """One line of a file, whatever a path holds; nothing for nothing."""
+    return "# " + "".join(c if c.isprintable() else " " for c in note) + "\n" if note else ""
 
 
 def image_of(deployment: Deployment) -> str:
@@ -100,8 +115,12 @@ def engine_argv(deployment: Deployment) -> list[str]:
 
 
 def _script(deployment: Deployment) -> str:
-    """The key goes from its file into the environment of the engine's own process: `inspect` and the process list never show it."""
-    reads = [f'export {name}="$(cat {SECRET})"; ' for name in deployment.launch.secret_files]
+    """The key goes from its file into the environment of the engine's own process: `inspect` and the process list never show it.
+
+    A key that cannot be read, or is empty, ends the start: an engine without one would answer everybody.
+    """
+    refuse = "{ echo 'the key cannot be read' >&2; exit 1; }"
+    reads = [f'{name}="$(cat {SECRET})"; [ -n "${name}" ] || {refuse}; export {name}; ' for name in deployment.launch.secret_files]
     return f"{''.join(reads)}exec {shlex.join(engine_argv(deployment))}"
 
 

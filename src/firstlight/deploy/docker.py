@@ -2,7 +2,7 @@
 
 import shlex
 
-from firstlight.deploy.container import Mount, container
+from firstlight.deploy.container import Mount, comment, container
 from firstlight.deploy.deployment import Deployment
 
 
@@ -21,7 +21,7 @@ def render(deployment: Deployment) -> dict[str, str]:
     words += [w for m in spec.mounts for w in ("--mount", mount_option(m))]
     words += ["--health-cmd", spec.health, "--health-interval", "60s", "--health-timeout", "75s", "--health-retries", "3"]
     words += ["--health-start-period", f"{spec.start_seconds}s", "--entrypoint", "/bin/sh", spec.image, "-c", spec.script]
-    return {"docker-run.sh": f"#!/bin/sh\n# {spec.title} as it was verified\nexec {_folded(words)}\n"}
+    return {"docker-run.sh": f"#!/bin/sh\n# {spec.title} as it was verified\n{comment(spec.note)}exec {_folded(words)}\n"}
 
 
 def mount_option(mount: Mount) -> str:

@@ -1,7 +1,7 @@
 """The same container as a Quadlet file: podman's generator makes a systemd unit of it."""
 
 from firstlight.core.errors import UsageError
-from firstlight.deploy.container import Container, Mount, container
+from firstlight.deploy.container import Container, Mount, comment, container
 from firstlight.deploy.deployment import Deployment
 from firstlight.deploy.unit import BURST, one_line, refuse_unspeakable, rest_of_line, start_limit_seconds
 
@@ -20,6 +20,7 @@ def render(deployment: Deployment) -> dict[str, str]:
     }
     head = f"# Into /etc/containers/systemd/, then: systemctl daemon-reload; systemctl start {spec.name}\n"
     head += "# As your own (~/.config/containers/systemd/, systemctl --user): add UserNS=keep-id below [Container]\n"
+    head += comment(spec.note)
     body = "\n".join(f"[{name}]\n" + "".join(f"{k}={v}\n" for k, v in lines) for name, lines in sections.items())
     return {f"{spec.name}.container": head + body}
 
