@@ -9,6 +9,7 @@ from firstlight.diagnose.units import Unit, level_of
 
 _ROLE_ORDER = {"cause": 0, "consequence": 1, "symptom": 2, "hint": 3, "wrapper": 4}
 _LOUD = frozenset({None, "ERROR", "CRITICAL"})
+NEXT_TO = 3  # lines
 GENERAL = -10  # rules of this priority and below know a place, not a message
 
 
@@ -158,8 +159,8 @@ def _first(deadly: list[Judged]) -> Judged | None:
 
 
 def _hint(judged: list[Judged], reader: LogReader) -> Judged | None:
-    """Of a start that failed without a word: a warning that explains it."""
-    return None if reader.ready_line is not None else next((j for j in judged if j.role == "hint"), None)
+    """Of an engine that failed without a word: a warning that explains it."""
+    return None if reader.ready_line is not None and not reader.died else next((j for j in judged if j.role == "hint"), None)
 
 
 def _known(j: Judged) -> bool:
@@ -173,9 +174,15 @@ def _placed(judged: list[Judged]) -> Judged | None:
 
 
 def _deeper(best: Judged, roots: list[Judged]) -> Judged:
-    """Where only another process's failure may show: a cause of a worker or the engine core that stands for itself, if there is one."""
-    own = [j for j in roots if j.role == "cause" and j.rule and not j.rule.yields and level_of(j.seen.unit.worker) < 2]
+    """Where only another failure may show: a cause of a worker or the engine core, or of the lines next to it, that stands for itself."""
+    own = [j for j in roots if j.role == "cause" and j.rule and not j.rule.yields and _near(j, best)]
     return min(own, key=lambda j: j.line, default=best)
+
+
+def _near(j: Judged, best: Judged) -> bool:
+    weak = best.rule is not None and j.rule is not None and best.rule.priority < 0 <= j.rule.priority
+    next_to = weak and j.seen.unit.worker == best.seen.unit.worker and 0 <= j.line - best.line <= NEXT_TO
+    return level_of(j.seen.unit.worker) < 2 or next_to
 
 
 def _noted(judged: list[Judged], first: Judged | None) -> list[Judged]:

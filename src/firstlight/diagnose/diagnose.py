@@ -15,6 +15,7 @@ from firstlight.diagnose.units import Unit, template
 _SM = re.compile(r"\b(?:sm_?|SM ?)(\d{2,3})[af]?\b")
 _CAPABILITY = re.compile(r"compute capability (\d{1,2})\.(\d)")
 _WORD = re.compile(r"[a-z_]{5,}")
+SURE = 0.7  # confidence from which on a verdict is not called a guess
 _EVIDENCE_KEPT = 6
 _CONTRIBUTING_KEPT = 8
 _TEXT_KEPT = 600
@@ -69,10 +70,12 @@ def _cause(
     cause, remedies = by_exit(reader, exit_status, facts, context)
     if cause.code != "cause-not-visible":
         return cause, remedies, None
-    if error := first_error(reader):
+    hint = decision.hint.rule if decision.hint is not None else None
+    error = first_error(reader)
+    if decision.hint is not None and hint is not None and (error is None or hint.confidence >= SURE):
+        return _named(decision.hint, hint, facts)
+    if error is not None:
         return None, [_report()], _unknown(error, reader.rules)
-    if decision.hint is not None and decision.hint.rule is not None:
-        return _named(decision.hint, decision.hint.rule, facts)
     return cause, remedies, _last_words(reader)
 
 

@@ -12,7 +12,7 @@ from firstlight.catalog.texts import place_of_text
 from firstlight.core.diagnosis import Benign
 from firstlight.diagnose.place import place_of_frames, place_of_type
 from firstlight.diagnose.remedies import value_of
-from firstlight.diagnose.units import Collector, Unit, essence, level_of, template, typed_message
+from firstlight.diagnose.units import LAST, Collector, Unit, essence, is_repr, level_of, template, typed_message
 from firstlight.engines.lines import Line, Splitter, parse
 
 ENGINES = ("vllm", "llamacpp", "sglang")
@@ -20,7 +20,7 @@ UNITS_KEPT = 400
 WORKERS_KEPT = 4096
 LINES_KEPT = 20
 LOOKUPS = 40
-LAST = 1000  # in a chain: behind everything that was raised
+VAGUE = -15  # rules of this priority and below name no part of the engine: of a cut traceback they say nothing
 ENDED = frozenset({"failed", "stopping", "stopped"})
 _QUIET = frozenset({"INFO", "DEBUG", "WARNING"})
 _LOUD = frozenset({"ERROR", "CRITICAL"})
@@ -260,7 +260,7 @@ class LogReader:
         return True
 
     def _unit(self, unit: Unit) -> None:
-        if unit.kind == "exception" and self.frame_line is not None and unit.last_line >= self.frame_line:
+        if unit.kind == "exception" and not unit.torn and self.frame_line is not None and unit.last_line >= self.frame_line:
             self.frame_line = None
         if unit.kind == "line" and self._count_benign(unit.text, unit.line):
             return
@@ -276,6 +276,10 @@ class LogReader:
         self._find_place(unit)
         self._note_loop_end(unit)
         matches = self._matches(unit)
+        if unit.torn:
+            matches = [m for m in matches if m.rule.priority > VAGUE]
+            if not matches:
+                return
         if not matches and unit.kind == "line" and unit.logged not in _LOUD and not _NATIVE.match(unit.text):
             return
         if len(self.seen) < UNITS_KEPT or (matches and len(self.seen) < 2 * UNITS_KEPT):
@@ -302,6 +306,9 @@ class LogReader:
             self._said.chain, self._said.order = unit.chain, LAST
         elif unit.kind == "line" and self._said is None:
             self._said = unit
+            if is_repr(unit.text):
+                self.died.append(Death(line=unit.line, worker="EngineCore", fields={}, text=unit.head[:300]))
+                unit.worker = unit.worker or "EngineCore"
             unit.kind, unit.text = "exception", typed_message(unit.text)
             unit.type = unit.text.split(":", 1)[0]
 

@@ -10,6 +10,7 @@ from firstlight.engines.lines import Line
 FRAMES_KEPT = 80
 FRAME_CHARS = 400
 STREAMS_KEPT = 2048
+LAST = 1000  # in a chain: behind everything that was raised
 MESSAGE_LINES = 40
 MESSAGE_CHARS = 8000
 
@@ -27,6 +28,8 @@ _QUOTED = re.compile(
     r"(?:[Ww]orker |RPC |)[Ff]ailed with error (?:%s[^'\"]*['\"], )?['\"](?P<message>.+?)['\"]?(?:, please check the stack trace|$)",
     re.DOTALL,
 )
+_ORIGINAL = re.compile(r"to find the original error: (?P<message>\S.*?)\.?$", re.DOTALL)
+_IN_METHOD = re.compile(r"Exception in worker \S+ while processing method \w+: (?P<message>\S.*?),? Traceback \(most recent call last\)")
 _REPR = re.compile(r"(?P<type>[A-Z]\w*(?:Error|Exception))\((?P<quote>['\"])(?P<message>.*?)(?P=quote),?\)?$", re.DOTALL)
 _REFUSED = re.compile(
     r"validation errors? for \w+\s+(?:[\w.-]+\s+)?(?:Value|Assertion) (?:error|failed), (?P<message>.+?)(?: \[type=|$)", re.DOTALL
@@ -54,9 +57,14 @@ def typed_message(message: str) -> str:
     return f"{next((name for words, name in _TYPES if words.search(message)), 'RuntimeError')}: {message}"
 
 
+def is_repr(message: str) -> bool:
+    """Whether a message is an exception's repr: V0's engine process prints the one that ended its loop so."""
+    return bool(_REPR.match(message))
+
+
 def essence(text: str) -> str | None:
     """The error that a message only carries on: a worker's, quoted by the engine core, or a check's inside pydantic's report."""
-    if m := _QUOTED.search(text):
+    if m := _QUOTED.search(text) or _ORIGINAL.search(text):
         return typed_message(m["message"]) if m["message"].strip("'\" ") else None
     m = _REFUSED.search(text)
     return f"ValueError: {m['message']}" if m else None
@@ -69,6 +77,7 @@ class Unit(Struct, kw_only=True):
     chain: units of one `raise from` or `during handling` chain share it; order: place in the chain, 0 is the first raised.
     logged: its level where it came through the logger (an INFO or WARNING traceback was handled by the engine).
     carried: its message went on in lines without the process's prefix. place: `path:function` that raised it, where that is known.
+    torn: the log ends in its frames; what was raised is not in it.
     """
 
     kind: str
@@ -85,6 +94,7 @@ class Unit(Struct, kw_only=True):
     last_line: int = 0
     carried: bool = False
     place: str | None = None
+    torn: bool = False
 
     @property
     def head(self) -> str:
@@ -95,7 +105,7 @@ class Unit(Struct, kw_only=True):
 class _Stream:
     """What one process is in the middle of printing."""
 
-    __slots__ = ("chain", "flat", "frames", "indent", "linked", "open", "order", "shift", "source", "unit")
+    __slots__ = ("chain", "flat", "frames", "indent", "last", "linked", "open", "order", "shift", "source", "unit")
 
     def __init__(self) -> None:
         self.open = False
@@ -103,6 +113,7 @@ class _Stream:
         self.shift = 0
         self.flat = False
         self.frames: list[str] = []
+        self.last: Line | None = None
         self.unit: Unit | None = None
         self.source: str | None = None
         self.linked = False
@@ -117,6 +128,7 @@ class Collector:
         self._streams: dict[str | None, _Stream] = {}
         self._chains = 0
         self._latest: _Stream | None = None
+        self._newest = 0
 
     def feed(self, line: Line) -> list[Unit]:
         stream = self._stream_that_waits(line) or self._streams.get(line.worker)
@@ -129,7 +141,7 @@ class Collector:
         if "Traceback (most recent call last)" in text:
             done = self._closed(stream)
             self._begin(stream, line)
-            return done
+            return [*done, *self._said_of_method(stream, line, text)]
         if stream.indent and text[: stream.indent].isspace():
             text = text[stream.indent :]
         if stream.open:
@@ -148,8 +160,16 @@ class Collector:
 
     def close(self) -> list[Unit]:
         """Units still open at the end of the log, in printed order."""
-        units = [u for s in self._streams.values() for u in self._closed(s)]
+        units = [u for s in self._streams.values() for u in self._torn(s) + self._closed(s)]
         return sorted(units, key=lambda u: u.line)
+
+    def _torn(self, stream: _Stream) -> list[Unit]:
+        """A traceback that the log's end cut before its exception: where it happened is known, what is not."""
+        if not stream.open or stream.last is None or stream.last.number < self._newest or not any(_FRAME.match(f) for f in stream.frames):
+            return []
+        unit = self._unit(stream, stream.last, "Exception", "Exception")
+        unit.torn = True
+        return [unit]
 
     def _forget_idle(self) -> None:
         """Names of processes come and go (Ray): those that are in the middle of nothing are forgotten when there are many."""
@@ -167,6 +187,16 @@ class Collector:
             stream.chain, stream.order = self._chains, 0
         stream.linked = False
 
+    def _said_of_method(self, stream: _Stream, line: Line, text: str) -> list[Unit]:
+        """V0's workers print what a call raised, without its type, in the line in which the traceback begins."""
+        m = _IN_METHOD.search(text)
+        if m is None:
+            return []
+        said = typed_message(m["message"])
+        unit = self._unit(stream, line, said, said.split(":", 1)[0])
+        unit.frames, unit.order = [], LAST
+        return [unit]
+
     def _torn_open(self, stream: _Stream, line: Line, text: str) -> list[Unit]:
         """A frame without the beginning of its traceback: the paste starts in the middle."""
         self._begin(stream, line)
@@ -179,6 +209,7 @@ class Collector:
             stream.shift = max(0, len(text) - len(stripped) - 2)
         if stream.shift and len(text) - len(stripped) == stream.shift and _EXCEPTION.match(stripped):
             text = stripped
+        stream.last = line
         if text[:1] in (" ", "\t") or not text.strip():
             if len(stream.frames) >= FRAMES_KEPT:
                 del stream.frames[1]
@@ -246,6 +277,7 @@ class Collector:
             unit.text += " " + text.strip()[:2000] if unit.text.endswith(":") and "\n" not in unit.text else "\n" + text.rstrip()[:2000]
 
     def _unit(self, stream: _Stream, line: Line, text: str, type_: str | None) -> Unit:
+        self._newest = line.number
         return Unit(
             kind="exception",
             line=line.number,

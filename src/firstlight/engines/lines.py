@@ -102,7 +102,7 @@ _NAMED = re.compile(
 )
 _UNNUMBERED = re.compile(r"\((?P<name>(?:APIServer|EngineCore|Worker)\w*)\) ")
 _HEADER = re.compile(
-    rf"(?P<level>{_LEVELS})[: ]\s*(?:(?P<stamp>(?:\d{{4}}-)?\d\d-\d\d[ T]\d\d:\d\d:\d\d(?:[.,]\d+)?)\s+|(?:\.{{3}}|…)\s+)?"
+    rf"(?P<level>{_LEVELS})[: ]\s*(?:(?P<stamp>(?:\d{{4}}-)?\d\d-\d\d[ T]\d\d:\d\d:\d\d(?:[.,]\d+)?)\s+|(?:\.{{3}}|…|\d\d-\d\d)\s+)?"
     r"\[?(?P<source>[\w./<>-]+\.(?:py|pyx|cc|cpp)(?::\d+)?)\]\s?"
 )
 _BARE = re.compile(
@@ -111,7 +111,7 @@ _BARE = re.compile(
 )
 _PYTHON = re.compile(
     rf"(?P<stamp>\d{{4}}-\d\d-\d\d[ T]\d\d:\d\d:\d\d(?:[.,]\d+)?)\s+(?:-\s+)?(?:(?P<level>{_LEVELS})\s+)"
-    r"(?:(?P<source>[\w.]+\.py:\d+)\s+--\s+|-\s+)?"
+    r"(?:(?:\d+ )?\[?(?P<source>[\w.]+\.py:\d+)(?:\]\s?|\s+--\s+)|-\s+)?"
 )
 _LLAMA = re.compile(
     r"(?:(?P<stamp>\d+\.\d\d\.\d\d\d\.\d\d\d) (?P<level>[DIWE]) "

@@ -102,3 +102,43 @@ def test_knowing_only_the_place_makes_no_server_a_failed_one() -> None:
     frames = f'  File "{SITE}vllm/multimodal/kestrel.py", line 3, in decode\n    rows[0]\n'
     text = READY + "Traceback (most recent call last):\n" + frames + "IndexError: list index out of range\n"
     assert diagnose(text.encode()).outcome == "ready"
+
+
+TORN = """(EngineCore pid=41) ERROR 11-02 09:14:05 [core.py:1148]   File "/v/site-packages/vllm/lora/worker_manager.py", line 166, in set
+(EngineCore pid=41) ERROR 11-02 09:14:05 [core.py:1148]     self.add_adapter(lora)
+"""
+
+
+def test_a_traceback_without_its_end_still_tells_the_part_of_the_engine() -> None:
+    found = diagnose(TORN.encode())
+    assert found.outcome == "failed"
+    assert found.cause is not None
+    assert found.cause.code == "lora-unsupported-weight"
+    assert found.cause.confidence <= 0.5
+
+
+def test_a_torn_traceback_of_the_engines_loop_tells_nothing() -> None:
+    found = diagnose(TORN.replace("vllm/lora/worker_manager.py", "vllm/v1/engine/core.py").encode())
+    assert found.cause is None or found.cause.code == "cause-not-visible"
+
+
+def test_a_torn_traceback_before_another_exception_counts_for_nothing() -> None:
+    found = diagnose((TORN + "(APIServer pid=40) OSError: [Errno 98] Address already in use\n").encode())
+    assert found.cause is not None
+    assert found.cause.code == "port-in-use"
+
+
+def test_v0_engine_process_that_prints_a_repr_has_died() -> None:
+    log = (
+        'INFO:     127.0.0.1:50416 - "POST /v1/completions HTTP/1.1" 200 OK\n'
+        "ERROR 11-11 11:42:38 engine.py:158] RecursionError('maximum recursion depth exceeded')\n"
+    )
+    assert diagnose(log.encode()).outcome in ("failed", "serving-failed")
+
+
+def test_the_line_next_to_a_crash_says_more_than_the_crash() -> None:
+    thrown = "terminate called after throwing an instance of 'vk::IncompatibleDriverError'\n"
+    log = thrown + "  what():  vk::createInstance: ErrorIncompatibleDriver\n"
+    found = diagnose(log.encode())
+    assert found.cause is not None
+    assert found.cause.code == "no-gpu-found"
