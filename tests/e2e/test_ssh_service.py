@@ -1,6 +1,7 @@
 """`service … --host ssh://`: a host with Python and nothing of ours keeps the demo up under its own systemd, managed from here."""
 
 import json
+import sys
 import threading
 from pathlib import Path
 
@@ -120,12 +121,24 @@ def _and_not_without_its_manager(far: Far, firstlight: Firstlight) -> None:
         far.machine.run("mv", f"{far.sshd}.away", far.sshd)
 
 
-def test_a_host_without_systemd_or_with_an_old_python_says_so(far: Far, firstlight: Firstlight, gguf_there: str) -> None:
-    started = firstlight(*up_there(gguf_there), seconds=600)
-    assert started.returncode == 0, started.stderr
+@pytest.mark.llamacpp
+def test_a_plan_is_brought_up_there_first_and_a_host_without_a_manager_says_so(
+    far: Far, firstlight: Firstlight, gguf_there: str, tmp_path: Path
+) -> None:
+    far.inside("sh", "-c", f"echo SetEnv FIRSTLIGHT_ENGINE_PYTHON={sys.executable} >>/etc/farsshd/sshd_config")  # as that login has it
+    far.cut()
+    plan = str(tmp_path / "plan.json")
+    planned = firstlight(
+        "plan", gguf_there, "--host", HOST, "--engine", "llamacpp", "--context", "2048", "--save", plan, "--", "--threads", "1"
+    )
+    assert planned.returncode == 0, planned.stderr
     far.machine.run("systemctl", "stop", f"user@{far.uid}")
-    refused = firstlight(*INSTALL, "--yes", seconds=300)
+    refused = firstlight("service", "install", plan, "--user", "--name", "far", "--yes", "--ignore", "throw-away-environment", seconds=600)
     assert refused.returncode == 4, refused.stderr
     assert "no-systemd" in refused.stderr
+    run = firstlight.runs()[0]
+    assert (run["host"], run["state"]) == (HOST, "serving")
     assert any("supervisor.pyz" in row for row in far.of_user()), "the run serves on"
+    elsewhere = firstlight("service", "install", "far", "--host", "ssh://another")
+    assert "run-on-another-host" in elsewhere.stderr
     assert firstlight("down", "far").returncode == 0
