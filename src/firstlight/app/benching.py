@@ -13,7 +13,7 @@ from firstlight.bench.compare import BenchComparison, compare
 from firstlight.bench.figures import Slo, missed
 from firstlight.bench.vllm_tool import run_vllm_bench
 from firstlight.core.checkpoint import Checkpoint
-from firstlight.core.errors import UsageError
+from firstlight.core.errors import InputError, UsageError
 from firstlight.core.plan import Candidate, PlanSet
 from firstlight.core.schema import decode
 from firstlight.core.units import format_seconds
@@ -38,14 +38,16 @@ class Benching(msgspec.Struct, kw_only=True):
 
 async def bench_with(wanted: Benching) -> BenchReport:
     """Finds the endpoint, makes sure that it is coherent (unless forced), measures, and keeps the report in the run's folder."""
+    slo = slo_of(wanted.goodput)
     target = await target_of(wanted.ref, model=wanted.model, key_file=wanted.api_key_file)
+    environment = _vllm_environment(wanted, target) if wanted.tool == "vllm" else None
     verdict = None if wanted.force else await _verdict(wanted, target)
     candidate = _candidate(target)
     if wanted.live:
         click.echo(f"{target.endpoint.base_url}  {target.endpoint.model}  {wanted.profile}  {wanted.tool}")
         click.echo(HEAD)
-    if wanted.tool == "vllm":
-        report = await asyncio.to_thread(_by_vllm, wanted, target, verdict, candidate)
+    if environment is not None:
+        report = await asyncio.to_thread(_by_vllm, wanted, environment, target, verdict, candidate)
         for point in report.points if wanted.live else []:
             _show_point(point)
     else:
@@ -58,14 +60,15 @@ async def bench_with(wanted: Benching) -> BenchReport:
             force=wanted.force,
             api_key=target.api_key,
             on_point=_show_point if wanted.live else None,
-            slo=slo_of(wanted.goodput),
+            slo=slo,
         )
     if target.folder:
         target.folder.save(report, "bench.json")
     return report
 
 
-def _by_vllm(wanted: Benching, target: Target, verdict: Verdict | None, candidate: Candidate | None) -> BenchReport:
+def _vllm_environment(wanted: Benching, target: Target) -> tuple[str, str]:
+    """The Python that has vLLM, and the model's folder for its tokenizer."""
     checkpoint = target.folder.try_load(Checkpoint, "checkpoint.json") if target.folder else None
     tokenizer = wanted.tokenizer or (checkpoint.path if checkpoint else None)
     if not wanted.engine_python or not tokenizer:
@@ -73,9 +76,16 @@ def _by_vllm(wanted: Benching, target: Target, verdict: Verdict | None, candidat
         raise UsageError(
             "vllm-bench-needs", f"--tool vllm needs {missing}", hint="the Python of the vLLM environment, and the model folder"
         )
+    return wanted.engine_python, tokenizer
+
+
+def _by_vllm(
+    wanted: Benching, environment: tuple[str, str], target: Target, verdict: Verdict | None, candidate: Candidate | None
+) -> BenchReport:
+    python, tokenizer = environment
     return run_vllm_bench(
         target.endpoint,
-        python=wanted.engine_python,
+        python=python,
         tokenizer=tokenizer,
         profile=wanted.profile,
         concurrency=wanted.concurrency or planned_concurrency(target),
@@ -155,7 +165,14 @@ def missed_slo(report: BenchReport, limits: tuple[str, ...]) -> bool:
 
 
 def compare_files(a: str, b: str) -> BenchComparison:
-    return compare(*(decode(Path(f).read_bytes(), BenchReport, origin=f) for f in (a, b)))
+    return compare(*(decode(_read(f), BenchReport, origin=f) for f in (a, b)))
+
+
+def _read(file: str) -> bytes:
+    try:
+        return Path(file).read_bytes()
+    except OSError as e:
+        raise InputError("file-unreadable", f"the report cannot be read: {file}", evidence=(e.strerror or str(e),)) from None
 
 
 def show_comparison(c: BenchComparison) -> None:

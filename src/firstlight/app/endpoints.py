@@ -3,6 +3,7 @@
 import os
 from pathlib import Path
 from typing import NamedTuple
+from urllib.parse import urlsplit
 
 from firstlight.app.reconcile import reconcile
 from firstlight.app.store import RunFolder, RunStore
@@ -55,14 +56,33 @@ def planned_concurrency(target: Target) -> int | None:
     return intent.concurrency if intent else None
 
 
+def base_of(address: str) -> str:
+    """The API's base, which ends in /v1, from whatever part of it was given: a host, a base, or the address of one of its calls.
+
+    Raises UsageError `bad-url`: not HTTP, or with a query or credentials, which belong into a key file.
+    """
+    try:
+        parts = urlsplit(address if "://" in address else f"http://{address}")
+        port = parts.port
+    except ValueError as e:
+        raise UsageError("bad-url", f"not an address: {address!r}", evidence=(str(e),), hint="http://HOST:PORT/v1") from None
+    if parts.scheme not in ("http", "https") or not parts.hostname or port == 0:
+        raise UsageError("bad-url", f"not an http address: {address!r}", hint="http://HOST:PORT/v1")
+    if parts.username is not None or parts.query:
+        what = "credentials" if parts.username is not None else "a query"
+        raise UsageError("bad-url", f"an address with {what} is not taken", hint="http://HOST:PORT/v1, and --api-key-file for a key")
+    path = parts.path.rstrip("/")
+    for call in ("/chat/completions", "/completions", "/embeddings", "/models"):
+        path = path.removesuffix(f"/v1{call}") + "/v1" if path.endswith(f"/v1{call}") else path
+    return f"{parts.scheme}://{parts.netloc}{path if path.endswith('/v1') else f'{path}/v1'}"
+
+
 async def target_of(ref: str, *, model: str | None, key_file: str | None) -> Target:
     """What `ref` names. Raises run-not-found, run-not-serving, endpoint-unreachable, model-ambiguous."""
     if not looks_like_url(ref):
         return _of_run(ref, key_file)
-    base = ref if "://" in ref else f"http://{ref}"
-    base = base.rstrip("/") if base.rstrip("/").endswith("/v1") else f"{base.rstrip('/')}/v1"
     key = key_from(key_file)
-    near = _near(Endpoint(base_url=base, model=""), chosen_host() or "local").base_url
+    near = _near(Endpoint(base_url=base_of(ref), model=""), chosen_host() or "local").base_url
     return Target(await _discovered(near, model, key), key, None)
 
 

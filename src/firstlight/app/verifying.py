@@ -12,7 +12,7 @@ import msgspec
 from firstlight.app.endpoints import Target, planned_concurrency, target_of
 from firstlight.app.output import glyphs, say
 from firstlight.core.checkpoint import Checkpoint
-from firstlight.core.errors import UsageError
+from firstlight.core.errors import InputError, UsageError
 from firstlight.core.plan import PlanSet
 from firstlight.core.reference import Reference
 from firstlight.core.schema import decode, encode
@@ -23,6 +23,10 @@ from firstlight.verify.verify import save_reference, verify
 
 if TYPE_CHECKING:
     from firstlight.app.blaming import Asking
+
+
+CLAIMS = ("tools", "reasoning", "json-schema", "vision")
+"""Checks of what must be claimed: whoever names one by --checks claims it."""
 
 
 class Verifying(msgspec.Struct, kw_only=True):
@@ -51,6 +55,7 @@ class Verifying(msgspec.Struct, kw_only=True):
 
 async def verify_with(wanted: Verifying) -> Verdict:
     """Finds the endpoint, verifies it, and saves a reference if asked and passed."""
+    _refuse_unwritable(wanted.save_reference)
     target = await target_of(wanted.ref, model=wanted.model, key_file=wanted.api_key_file)
     trusted = _trusted(wanted.against, wanted.engine_python) if wanted.against else None
     if wanted.live:
@@ -91,8 +96,18 @@ def _trusted(ref: str, python: str | None) -> Reference:
     return reference_of_folder(ref, python)
 
 
+def _refuse_unwritable(file: str | None) -> None:
+    """Before anything is asked: a reference that could not be kept is not worth the time."""
+    folder = os.path.dirname(os.path.abspath(file)) if file else "."
+    if file and not os.access(folder, os.W_OK):
+        raise InputError("file-unwritable", f"the reference could not be written: {file}", evidence=(f"not writable: {folder}",))
+
+
 def _write(file: str, taken: Reference) -> None:
-    Path(file).write_bytes(encode(taken))
+    try:
+        Path(file).write_bytes(encode(taken))
+    except OSError as e:
+        raise InputError("file-unwritable", f"the reference cannot be written: {file}", evidence=(e.strerror or str(e),)) from None
 
 
 def _claims(wanted: Verifying, target: Target) -> Claims:
@@ -101,7 +116,8 @@ def _claims(wanted: Verifying, target: Target) -> Claims:
     checkpoint = folder.try_load(Checkpoint, "checkpoint.json") if folder else None
     plan = folder.try_load(PlanSet, "plan.json") if folder else None
     known = claims_for(checkpoint, plan.best.args if plan and plan.best else [])
-    said = {name.replace("-", "_"): True for name in wanted.claim}
+    named = [c for c in (wanted.checks or "").split(",") if c in CLAIMS]
+    said = {name.replace("-", "_"): True for name in (*wanted.claim, *named)}
     said |= {"json_schema": True} if wanted.profile == "full" and target.endpoint.engine else {}
     given = {"kind": wanted.kind, "tool_parser": wanted.tool_parser, "concurrency": wanted.concurrency or planned_concurrency(target)}
     return msgspec.structs.replace(known, **said, **{k: v for k, v in given.items() if v is not None})

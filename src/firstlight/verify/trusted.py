@@ -29,7 +29,12 @@ def reference_of_folder(folder: str, python: str) -> Reference:
             raise _failed(str(e).splitlines()) from None
     if done.returncode:
         raise _failed(done.stderr.strip().splitlines())
-    rows = msgspec.json.decode(done.stdout.strip().splitlines()[-1], type=list[ReferenceRow])
+    try:
+        rows = msgspec.json.decode((done.stdout.strip().splitlines() or [""])[-1], type=list[ReferenceRow])
+    except msgspec.DecodeError:
+        raise _failed([f"{python} printed no rows", *done.stdout.strip().splitlines()]) from None
+    if len(rows) != len(asked):
+        raise _failed([f"{len(rows)} rows for {len(asked)} prompts"])
     return Reference(model=folder, engine="transformers", taken=time.time(), prompts=asked, rows=rows, note="float32 on the CPU")
 
 

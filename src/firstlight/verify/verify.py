@@ -1,6 +1,7 @@
 """The verification: which checks run in which profile, in which order, within which time, and the verdict."""
 
 import functools
+import math
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -106,6 +107,7 @@ async def verify(
     Raises UsageError for unknown names. An endpoint that does not answer is a verdict, not an exception.
     """
     claimed = claims or Claims()
+    _refuse_unknown(accept, budget_seconds, checks, trusted)
     chosen = select(profile, checks, claimed.kind or "chat")
     if trusted is not None:
         chosen.append(Check("reference", "reference", reference.against(trusted, tolerance), essential=True))
@@ -124,7 +126,7 @@ async def verify(
     finally:
         await api.close()
     return Verdict(
-        passed=passed(results, must_judge=not checks),
+        passed=passed(results, named=checks),
         endpoint=endpoint.base_url,
         model=endpoint.model,
         profile=profile,
@@ -135,10 +137,19 @@ async def verify(
     )
 
 
-def passed(results: Sequence[CheckResult], *, must_judge: bool = True) -> bool:
-    """Every check passed, was skipped or accepted, and (unless checks were chosen by name) one that judges answers did run."""
-    judged = any(r.group == "coherence" and not r.skipped for r in results)
-    return (judged or not must_judge) and all(r.passed or r.skipped or r.accepted for r in results)
+def _refuse_unknown(accept: frozenset[str], budget_seconds: float | None, checks: Sequence[str], trusted: Reference | None) -> None:
+    if unknown := sorted(accept - {c.name for c in CHECKS} - {"reference"}):
+        raise UsageError("unknown-check", f"no check {unknown[0]!r} to accept", hint=f"one of {', '.join(c.name for c in CHECKS)}")
+    if budget_seconds is not None and math.isnan(budget_seconds):
+        raise UsageError("bad-budget", "the budget is not a number of seconds")
+    if "reference" in checks and trusted is None:
+        raise UsageError("no-reference", "nothing to compare with", hint="--against FILE, of `verify --save-reference FILE`")
+
+
+def passed(results: Sequence[CheckResult], *, named: Sequence[str] = ()) -> bool:
+    """Every check passed, was skipped or accepted, and something was judged: answers, or where checks were named, one of those."""
+    judged = any(not r.skipped and (r.name in named or r.group in (named or ("coherence",))) for r in results)
+    return judged and all(r.passed or r.skipped or r.accepted for r in results)
 
 
 async def save_reference(endpoint: Endpoint, *, api_key: str | None = None, note: str | None = None) -> Reference:

@@ -91,7 +91,7 @@ async def test_tools_that_only_the_template_claims_are_tried_in_full_and_fail_no
     claims = Claims(template_tools=True)
     for fault, note in (((), None), (("no-parser",), "tool-parser-missing"), (("wrong-parser",), "tool-parser-missing: the call is in")):
         with fluent(*fault) as endpoint:
-            full = await verify(endpoint, profile="full", checks=["tools"], claims=claims)
+            full = await verify(endpoint, profile="full", checks=["tools", "usage"], claims=claims)
             quick = await verify(endpoint, checks=["tools"], claims=claims)
         tools = next(c for c in full.checks if c.name == "tools")
         assert full.passed
