@@ -11,6 +11,7 @@ from firstlight.watch.numbers import numbers_of, settings_of
 
 _ENDINGS = frozenset({"ready", "serving", "failed", "stopping", "stopped"})
 _WORKERS_KEPT = 4096
+_IN_TRACEBACKS = (" ", "Traceback", "The above exception was", "During handling of the above")
 _KEYS_KEPT = 2048
 _TWINS_KEPT = 256  # of one text: as many ranks may say the same
 
@@ -35,7 +36,8 @@ class EngineLog:
     """Reads one engine's merged output. Memory is bounded: per worker a phase, per field its latest value.
 
     engine: `vllm`, `llamacpp`, `sglang` or `auto` (by the first milestone that one of them knows). stamped: events carry the times that
-    the lines carry (a replay), not those of reading.
+    the lines carry (a replay), not those of reading. uncaught_line: the last one that an interpreter or an argument parser ends with (a
+    traceback that no logger printed, a usage error).
     """
 
     def __init__(self, engine: str = "auto", version: str | None = None, *, stamped: bool = False) -> None:
@@ -53,6 +55,7 @@ class EngineLog:
         self.last_line_at: float | None = None
         self.lines = 0
         self.errors = 0
+        self.uncaught_line: int | None = None
         self.benign: dict[str, int] = {}
         self.stamped = stamped
         self._structured = False
@@ -126,11 +129,13 @@ class EngineLog:
         elif rule := self._benign.find(line.text):
             self.benign[rule.code] = self.benign.get(rule.code, 0) + 1
             events.append(self._event("benign", line, now, code=rule.code))
-        elif line.level in ("ERROR", "CRITICAL") and not line.text.startswith((" ", "Traceback")):
+        elif line.level in ("ERROR", "CRITICAL") and line.text.strip() and not line.text.startswith(_IN_TRACEBACKS):
             self.errors += 1
             events.append(self._event("error", line, now, text=line.text[:500]))
         elif line.source and RANK[self.phase] < RANK["ready"] and (numbers := numbers_of(line.text)):
             events.append(self._event("figure", line, now, text=line.text[:200], **numbers))
+        elif line.level is None and (line.text.startswith("Traceback (most recent") or ": error: " in line.text[:40]):
+            self.uncaught_line = line.number
 
     def _find(self, text: str) -> tuple[Milestone, dict[str, Field]] | None:
         for table in self._tables:

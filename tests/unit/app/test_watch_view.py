@@ -62,3 +62,10 @@ def test_a_failure_that_was_watched_live_is_one_and_a_replay_is_not(*, stamped: 
     log = EngineLog("vllm", stamped=stamped)
     log.feed(DIED + b"INFO:     Application shutdown complete.\n", 1.0)
     assert exit_of(log) is code
+
+
+@pytest.mark.parametrize("last", ["Traceback (most recent call last):", "vllm serve: error: unrecognized arguments: --x"])
+def test_an_end_that_no_logger_tells_is_named(last: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "line 2: a process ended with an error" in replayed(LOADING + last.encode() + b"\n", capsys)
+    ready = b"INFO:     Application startup complete.\n"
+    assert "ended with an error" not in replayed(LOADING + last.encode() + b"\n" + ready, capsys)

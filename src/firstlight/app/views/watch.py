@@ -109,6 +109,10 @@ class WatchView:
         behind = [f"{name} {phase}" for name, phase in sorted(log.workers.items()) if name and phase != log.phase]
         if log.phase not in ("ready", "serving", "stopped") and behind:
             self._line(f"  {self.marks.note} processes: {', '.join(behind[:8])}")
+        if log.uncaught_line is not None and log.phase not in ("ready", "serving"):
+            self._line(
+                f"  {self.marks.fail} line {log.uncaught_line}: a process ended with an error; `firstlight diagnose` names the cause", "red"
+            )
         self._line(f"{log.engine} {log.version or ''}: {log.phase} after {log.lines} lines".replace("  ", " "))
 
 
