@@ -8,6 +8,7 @@ import msgspec
 
 from firstlight.app import flow
 from firstlight.app.ending import supervisor_ended
+from firstlight.app.freeing import came_back
 from firstlight.app.knowledge import asked, learn
 from firstlight.app.session import Session
 from firstlight.app.stages.failing import EngineFailed
@@ -42,6 +43,7 @@ async def start_with_remedies(session: Session) -> None:
     healed: list[Constraint] = []
     tried: dict[str, Any] = {}
     consents: dict[str, str] = {}
+    waited: str | None = None
     while True:
         try:
             seen.add(_identity(session))
@@ -49,6 +51,12 @@ async def start_with_remedies(session: Session) -> None:
             await flow.run_stages(session, stages if session.attempt == 1 else [s for s in stages if s.name in ATTEMPT])
         except EngineFailed as failure:
             step = Step(attempt=session.attempt, tried=_tried(session), saw=f"{failure.code}: {failure.message}")
+            if waited is None and session.attempt < session.options.attempts:
+                waited = await came_back(session, failure.diagnosis)
+                if waited is not None:
+                    tell(session, msgspec.structs.replace(step, changed="nothing", because=waited))
+                    await _next_attempt(session)
+                    continue
             remedy = None if session.attempt >= session.options.attempts else choose(session, failure.diagnosis)
             if remedy is None:
                 tell(session, step)
@@ -142,9 +150,7 @@ def _constrained(name: str, value: Any) -> tuple[str, Any]:
 
 async def _plan_again(session: Session, constraints: Sequence[Constraint], seen: set[str], failure: EngineFailed) -> None:
     """The next plan under the new constraints. Raises the failure when the plan would be one that was tried."""
-    await asyncio.to_thread(_swept, session)
-    await _release(session)
-    session.attempt += 1
+    await _next_attempt(session)
     if all(c.field == "port" for c in constraints):
         return  # the plan stands; launch picks a port that is free now
     session.intent = yielded(session.intent, constraints)
@@ -152,6 +158,12 @@ async def _plan_again(session: Session, constraints: Sequence[Constraint], seen:
     await flow.run_stages(session, [s for s in flow.STAGES if s.name == "plan"])
     if _identity(session) in seen:
         raise failure
+
+
+async def _next_attempt(session: Session) -> None:
+    await asyncio.to_thread(_swept, session)
+    await _release(session)
+    session.attempt += 1
 
 
 def _swept(session: Session) -> None:
