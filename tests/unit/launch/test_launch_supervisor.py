@@ -498,3 +498,12 @@ def test_a_held_run_ends_with_its_holder(runs: Runs) -> None:
     holder.close()
     assert until(client, "ended").data["clean"] is True
     assert client.status().reason == "stopped"
+
+
+def test_an_engine_that_crashes_writes_no_core_dump(runs: Runs) -> None:
+    client = runs.start("plain")
+    until(client, "ready")
+    engine = client.status().engine
+    assert engine is not None
+    (limit,) = [line for line in Path(f"/proc/{engine.pid}/limits").read_text().splitlines() if line.startswith("Max core file size")]
+    assert int(limit.split()[4]) <= 1

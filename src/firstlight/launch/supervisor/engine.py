@@ -72,7 +72,7 @@ def _spawn(spec: Mapping[str, Any], env: dict[str, str], writer: int, cgroup: st
             if os.getppid() != parent:
                 os._exit(126)  # the supervisor died before the signal was set
         _join_cgroup(cgroup)
-        resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
+        _without_core_dump()
 
     argv = [str(word) for word in spec["argv"]]
     try:
@@ -86,6 +86,12 @@ def _spawn(spec: Mapping[str, Any], env: dict[str, str], writer: int, cgroup: st
         raise StartError("program-not-startable", f"{argv[0]}: {e}") from None
     child.returncode = 0  # the supervisor waits itself; Popen must not
     return child.pid
+
+
+def _without_core_dump() -> None:
+    """A dump of an engine takes minutes, in which its death is not told. Pipes (systemd-coredump, apport) get one at a limit of 0, none at 1."""
+    hard = resource.getrlimit(resource.RLIMIT_CORE)[1]
+    resource.setrlimit(resource.RLIMIT_CORE, (min(1, hard) if hard != resource.RLIM_INFINITY else 1, hard))
 
 
 def _join_cgroup(path: str | None) -> None:
