@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from e2e_runner import FAKE_PYTHON, LIMIT_SECONDS, Firstlight, alive, hashes, run_folder, wait_for
 
-ACCEPTED = ("--accept", "known-answers", "--accept", "trivial-continuations", "--accept", "copying", "--accept", "counting")
+ACCEPTED = ("--accept", "known-answers", "--accept", "trivial-continuations")
 
 
 def up(folder: Path, *more: str) -> tuple[str, ...]:

@@ -52,6 +52,34 @@ async def test_options_and_json_schema_hold_on_the_demo(demo: Endpoint) -> None:
     assert {c.name for c in verdict.checks if not c.skipped} >= set(names)
 
 
+BY_EXAMPLE = Path(gguf_models.__file__).with_name("templates") / "by_example.jinja"
+
+
+async def test_reasoning_and_tool_calls_of_a_models_own_text_come_parsed(demo_gguf: Path) -> None:
+    """The demo is shown both by two answers before each question; llama.cpp's own parsers read what it writes."""
+    names = ["tools", "reasoning"]
+    with llamacpp(demo_gguf, extra=("--chat-template-file", str(BY_EXAMPLE))) as endpoint:
+        verdict = await verify(endpoint, profile="full", checks=names, budget_seconds=BUDGET, claims=Claims(tools=True, reasoning=True))
+    found = {c.name: c for c in verdict.checks if c.name in names}
+    assert verdict.passed
+    assert found["tools"].evidence[0] == 'called get_weather({"city": "Paris"})'
+    assert "streamed as well" in found["reasoning"].evidence[0]
+
+
+async def test_reasoning_that_is_left_in_the_answer_is_named(demo_gguf: Path) -> None:
+    with llamacpp(demo_gguf, extra=("--chat-template-file", str(BY_EXAMPLE), "--reasoning-format", "none")) as endpoint:
+        verdict = await verify(endpoint, checks=["reasoning"], claims=Claims(reasoning=True))
+    reasoning = next(c for c in verdict.checks if c.name == "reasoning")
+    assert reasoning.evidence[0].startswith("reasoning-parser-missing")
+
+
+async def test_embeddings_of_the_embedded_server(demo_gguf: Path) -> None:
+    with llamacpp(demo_gguf, extra=("--embeddings", "--pooling", "mean")) as endpoint:
+        verdict = await verify(endpoint, claims=Claims(kind="embedding"))
+    assert verdict.passed
+    assert "576 dimensions" in next(c for c in verdict.checks if c.name == "embeddings").evidence[0]
+
+
 @pytest.mark.parametrize("name", ["kv-swapped", "tokenizer-off-by-one", "template-llama3"])
 async def test_gross_damage_fails_coherence(name: str, demo_gguf: Path, made: Path) -> None:
     with llamacpp(gguf_models.make(demo_gguf, made, name)) as endpoint:

@@ -3,6 +3,7 @@
 import asyncio
 import os
 import signal
+from collections.abc import Sequence
 from pathlib import PurePath
 from typing import Any
 
@@ -54,7 +55,7 @@ def make_session(options: dict[str, Any], planning: Planning) -> Session:
     return Session(
         intent=intent,
         options=UpOptions(
-            accept=frozenset(options["accept"]),
+            accept=_accepted(options["accept"]),
             ignore=frozenset(options["ignore"]),
             skip=frozenset(options["skip"]),
             dry_run=options["dry_run"],
@@ -73,6 +74,15 @@ def make_session(options: dict[str, Any], planning: Planning) -> Session:
         emitter=emitter,
         name=slug(options["name"] or name_of(intent.model)),
     )
+
+
+def _accepted(names: Sequence[str]) -> frozenset[str]:
+    """Checked now, and not when the engine is up. The verify room is loaded only where it is asked."""
+    if not names:
+        return frozenset()
+    from firstlight.verify.verify import accepted_names
+
+    return accepted_names(names)
 
 
 def _cut(emitter: Emitter, error: HostError) -> None:

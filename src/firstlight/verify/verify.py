@@ -2,7 +2,7 @@
 
 import functools
 import math
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -107,7 +107,8 @@ async def verify(
     Raises UsageError for unknown names. An endpoint that does not answer is a verdict, not an exception.
     """
     claimed = claims or Claims()
-    _refuse_unknown(accept, budget_seconds, checks, trusted)
+    accepted_names(accept)
+    _refuse_odd(budget_seconds, checks, trusted)
     chosen = select(profile, checks, claimed.kind or "chat")
     if trusted is not None:
         chosen.append(Check("reference", "reference", reference.against(trusted, tolerance), essential=True))
@@ -137,9 +138,14 @@ async def verify(
     )
 
 
-def _refuse_unknown(accept: frozenset[str], budget_seconds: float | None, checks: Sequence[str], trusted: Reference | None) -> None:
-    if unknown := sorted(accept - {c.name for c in CHECKS} - {"reference"}):
+def accepted_names(names: Iterable[str]) -> frozenset[str]:
+    """Names of checks whose failure is accepted. Raises UsageError `unknown-check`: a name that is none would accept nothing, silently."""
+    if unknown := sorted({*names} - {c.name for c in CHECKS} - {"reference"}):
         raise UsageError("unknown-check", f"no check {unknown[0]!r} to accept", hint=f"one of {', '.join(c.name for c in CHECKS)}")
+    return frozenset(names)
+
+
+def _refuse_odd(budget_seconds: float | None, checks: Sequence[str], trusted: Reference | None) -> None:
     if budget_seconds is not None and math.isnan(budget_seconds):
         raise UsageError("bad-budget", "the budget is not a number of seconds")
     if "reference" in checks and trusted is None:

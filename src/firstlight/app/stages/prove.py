@@ -110,12 +110,17 @@ async def report(session: Session) -> str:
             "verification-failed",
             "the endpoint answers, and the answers did not pass",
             evidence=(*(f"{c.name}: {'; '.join(c.evidence[:2])}" for c in failed), *blamed),
-            hint=f"firstlight up … {' '.join(f'--accept {c.name}' for c in failed)} accepts them; firstlight down {session.name} stops it",
+            hint=_next_steps(session.name, failed, asked=session.verdict.blame is not None),
             exit_code=Exit.VERIFICATION_FAILED,
         )
     if session.folder:
         session.folder.update(state=RunState.SERVING)
     return endpoint_of(session).base_url
+
+
+def _next_steps(name: str, failed: list[CheckResult], *, asked: bool) -> str:
+    blame = "" if asked else f"firstlight verify {name} --blame looks for what causes it; "
+    return f"{blame}firstlight up … {' '.join(f'--accept {c.name}' for c in failed)} accepts them; firstlight down {name} stops it"
 
 
 def _blame_head(entry: Blame) -> str:
