@@ -250,9 +250,8 @@ class _Reader(asyncio.Protocol):
             self._give_up(f"{len(record.times)} chunks, many more than the tokens asked for, and no end")
 
     def _end(self, error: str | None) -> None:
-        if self.record is not None:
-            if self.record.times and self._lines.startswith(b"data:"):
-                self._event(self._lines[5:].strip(), self.heard)  # the last line, without its end: whole, or cut
+        if self.record is not None and self.record.times and self._lines.startswith(b"data:"):
+            self._event(self._lines[5:].strip(), self.heard)  # the last line, without its end: whole, or cut
         if self.record is not None:
             self.record.finished = time.perf_counter()
             if self.status not in (0, 200):
