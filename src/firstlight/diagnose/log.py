@@ -362,6 +362,9 @@ def matched(rule: Rule, unit: Unit) -> dict[str, Any] | None:
     if unit.logged in _QUIET and not rule.info:
         return None
     hit = next((m for p in rule.match if (m := p.search(unit.text))), None)
+    if hit is None and unit.carried and "\n" in unit.text:
+        joined = " ".join(unit.text.split())
+        hit = next((m for p in rule.match if (m := p.search(joined))), None)
     if hit is None or any(p.search(unit.text) for p in rule.unless):
         return None
     if rule.places and not any(p.search(unit.place or "") for p in rule.places):

@@ -31,6 +31,7 @@ _QUOTED = re.compile(
 _ORIGINAL = re.compile(r"to find the original error: (?P<message>\S.*?)\.?$", re.DOTALL)
 _IN_METHOD = re.compile(r"Exception in worker \S+ while processing method \w+: (?P<message>\S.*?),? Traceback \(most recent call last\)")
 _REPR = re.compile(r"(?P<type>[A-Z]\w*(?:Error|Exception))\((?P<quote>['\"])(?P<message>.*?)(?P=quote),?\)?$", re.DOTALL)
+_COUNTED = re.compile(r"\d validation errors? for \w+\s*$")
 _REFUSED = re.compile(
     r"validation errors? for \w+\s+(?:[\w.-]+\s+)?(?:Value|Assertion) (?:error|failed), (?P<message>.+?)(?: \[type=|$)", re.DOTALL
 )
@@ -154,7 +155,7 @@ class Collector:
         if latest is None or latest.unit is None or line.worker is not None or line.header or not line.text.strip():
             return None
         unit = latest.unit
-        empty = unit.text.rstrip().endswith((":", ","))
+        empty = unit.text.rstrip().endswith((":", ",")) or bool(_COUNTED.search(unit.text))
         indented = line.text[:1] == " " and not _FRAME.match(line.text) and (unit.logged is None or line.text.startswith(" " * 16))
         return latest if line.number == unit.last_line + 1 and (empty or indented or unit.carried) else None
 
