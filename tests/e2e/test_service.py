@@ -318,7 +318,7 @@ def test_the_key_is_nowhere_but_in_its_file(served: Served) -> None:
     texts = [served.machine.run("ps", "-eo", "args").stdout, served.machine.run("journalctl", "--no-pager", "-o", "json").stdout]
     texts += [served.machine.run("systemctl", "show", UNIT).stdout, served.machine.run("systemctl", "cat", UNIT).stdout]
     texts += [served.cli(kind, *rest) for kind, *rest in (("describe", "tiny"), ("logs", "tiny"), ("deploy", "compose", "tiny"))]
-    texts += [served.cli("deploy", "docker", "tiny"), served.cli("service", "status", "tiny")]
+    texts += [served.cli("deploy", "docker", "tiny"), served.cli("deploy", "quadlet", "tiny"), served.cli("service", "status", "tiny")]
     assert not any(CANARY in t for t in texts)
     assert "service tiny" in texts[1] or "verify" in texts[1], "the journal has the service's own lines"
 

@@ -54,7 +54,8 @@ class Channel(Protocol):
 class Host(Protocol):
     """A machine that runs commands and has files. All paths are the host's own. Every method raises HostError.
 
-    run: no shell, never raises for a non-zero exit; raises `command-not-found`, `command-timeout`, `host-unreachable`.
+    run: no shell, never raises for a non-zero exit; raises `command-not-found`, `command-timeout`, `host-unreachable`. On another host a
+    command may be run again when the connection was lost under it: what is asked for must bear that.
     spawn: starts a process in its own session that outlives this one, stdin closed, both outputs appended to `log`; returns its pid.
     read: `limit` bytes from `offset` (None: to the end). write: atomic, parents made. connect: a Unix socket.
     """
