@@ -85,3 +85,20 @@ def test_while_the_engine_is_asked(firstlight: Firstlight, llama_folder: Path, t
     assert time.monotonic() - began < 20
     assert [p for p in procfs.processes() if p.pgid == group and p.state not in "ZX"] == []
     assert [(r["state"], r["reason"]) for r in firstlight.runs()] == [("stopped", "interrupted")]
+
+
+@pytest.mark.parametrize("verb", ["up", "plan", "probe"])
+def test_while_the_driver_does_not_answer(firstlight: Firstlight, llama_folder: Path, tmp_path: Path, verb: str) -> None:
+    """nvidia-smi of a lost GPU hangs for a minute: nobody has to wait for it."""
+    smi, asked = tmp_path / "bin" / "nvidia-smi", tmp_path / "asked"
+    smi.parent.mkdir()
+    smi.write_text(f"#!/bin/sh\ntouch {asked}\nexec sleep 100\n")
+    smi.chmod(0o755)
+    words = {"up": up(llama_folder), "plan": ("plan", str(llama_folder)), "probe": ("probe",)}[verb]
+    process = firstlight.start(*words, env={"PATH": f"{smi.parent}:{os.environ['PATH']}"})
+    wait_for(asked.exists)
+    began = time.monotonic()
+    process.send_signal(signal.SIGINT)
+    said = process.communicate(timeout=100)
+    assert process.returncode == 130, said
+    assert time.monotonic() - began < 20

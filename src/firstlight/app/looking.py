@@ -120,15 +120,14 @@ def look_at_machine(
     measure_reads: bool = False,
 ) -> Machine:
     """The host with its engines and the disks that matter, asked side by side. measure_reads: the model's disk too."""
-    from concurrent.futures import ThreadPoolExecutor
-
     from firstlight.app.elsewhere import places_of
     from firstlight.probe.machine import probe_machine
+    from firstlight.probe.running import workers
 
     there = places_of(host)
     model, size = (checkpoint.path, checkpoint.file_bytes or 0) if checkpoint else (None, 0)
     paths = [p for p in (model, there.cache, there.state) if p and host.stat(p) is not None]
-    with ThreadPoolExecutor(max_workers=1) as beside:
+    with workers(host, 1) as beside:
         engines = beside.submit(find_here, host, hints, adapters)
         machine = probe_machine(host, paths=paths, raw=raw, measure_reads=measure_reads and size > MEASURED_FROM)
         return msgspec.structs.replace(machine, engines=engines.result())

@@ -4,6 +4,10 @@ import asyncio
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+from firstlight.core.ports import Host
+from firstlight.probe.hosts import open_host
+from firstlight.probe.running import Interruptible
+
 T = TypeVar("T")
 
 
@@ -19,3 +23,14 @@ async def whole(work: Callable[..., T], *args: Any, on_cancel: Callable[[], None
         on_cancel()
         await asyncio.wait([at_work])
         raise
+
+
+async def interruptible(work: Callable[..., T], host: Host, *args: Any, **options: Any) -> T:
+    """`work(host, …)` on a host object of its own: a cancellation ends the commands that it runs there, and nobody else's."""
+    own = open_host(host.name) if isinstance(host, Interruptible) else host
+
+    def end() -> None:
+        if isinstance(own, Interruptible):
+            own.interrupt()
+
+    return await whole(work, own, *args, on_cancel=end, **options)

@@ -2,12 +2,12 @@
 
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from firstlight.core.errors import HostError
 from firstlight.core.ports import Host
+from firstlight.probe.running import workers
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
@@ -60,7 +60,7 @@ def gather(host: Host, facts: Sequence[Fact[Any]], into: Gathered) -> None:
         with lock:
             into.keep(fact.name, text, value)
 
-    with ThreadPoolExecutor(max_workers=min(PARALLEL, len(facts))) as pool:
+    with workers(host, min(PARALLEL, len(facts))) as pool:
         list(pool.map(one, facts))
 
 

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol, runtime_checkable
 
 
@@ -42,6 +43,19 @@ class Running:
             self._over = True
             for process in self._processes:
                 _kill(process)
+
+
+@contextlib.contextmanager
+def workers(host: object, count: int) -> Iterator[ThreadPoolExecutor]:
+    """A pool whose threads wait for commands of the host: after Ctrl-C none of them is waited for."""
+    with ThreadPoolExecutor(count) as pool:
+        try:
+            yield pool
+        except KeyboardInterrupt:
+            pool.shutdown(wait=False, cancel_futures=True)
+            if isinstance(host, Interruptible):
+                host.interrupt()
+            raise
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:

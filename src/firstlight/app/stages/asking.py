@@ -3,23 +3,20 @@
 from firstlight.app.elsewhere import places_of
 from firstlight.app.session import Session
 from firstlight.app.stages import look
-from firstlight.app.whole import whole
+from firstlight.app.whole import interruptible
 from firstlight.core.answer import EngineAnswer
 from firstlight.core.errors import FirstlightError
 from firstlight.core.findings import Finding, Severity
 from firstlight.core.ports import Host
 from firstlight.core.units import gib
-from firstlight.probe.hosts import open_host
-from firstlight.probe.running import Interruptible
 
 
 async def ask(session: Session) -> str:
     """Asks the installed build about the plan, and plans again with its answer. An engine that cannot be asked costs nothing."""
     if because := _not_needed(session):
         return because
-    host = open_host(session.host.name)  # its own: Ctrl-C ends what it runs, and nothing of anybody else
     try:
-        answer = await whole(_ask, session, host, on_cancel=lambda: _interrupt(host))
+        answer = await interruptible(_ask, session.host, session)
     except FirstlightError as e:
         return f"not asked: {e.message}"
     session.answer = answer
@@ -41,13 +38,7 @@ def _not_needed(session: Session) -> str | None:
     return None
 
 
-def _interrupt(host: Host) -> None:
-    """A question to an engine takes up to two minutes; nobody waits for the answer any more."""
-    if isinstance(host, Interruptible):
-        host.interrupt()
-
-
-def _ask(session: Session, host: Host) -> EngineAnswer:
+def _ask(host: Host, session: Session) -> EngineAnswer:
     from firstlight.ask.ask import ask as ask_engine
 
     assert session.machine is not None

@@ -8,6 +8,7 @@ from firstlight.app.knowledge import recall_into
 from firstlight.app.session import Session
 from firstlight.app.stages import describe, fitting, stale
 from firstlight.app.stages.yielding import yielded
+from firstlight.app.whole import interruptible
 from firstlight.catalog.presets import find_preset
 from firstlight.core.errors import Exit, FirstlightError
 from firstlight.core.fetch import Fetched
@@ -45,7 +46,7 @@ async def _preset_file(session: Session) -> Fetched:
 
 async def probe(session: Session) -> str:
     hints = looking.engine_hints(session.host, session.intent.engine_python)
-    machine = await asyncio.to_thread(
+    machine = await interruptible(
         looking.look_at_machine, session.host, session.model, hints=hints, adapters=session.adapters, raw=session.raw
     )
     session.machine = machine

@@ -89,7 +89,7 @@ def _spawn(spec: Mapping[str, Any], env: dict[str, str], writer: int, cgroup: st
 
 
 def _without_core_dump() -> None:
-    """A dump of an engine takes minutes, in which its death is not told. Pipes (systemd-coredump, apport) get one at a limit of 0, none at 1."""
+    """A dump takes minutes, and an engine's death is told after it. Pipes (systemd-coredump) get one at a limit of 0, none at 1."""
     hard = resource.getrlimit(resource.RLIMIT_CORE)[1]
     resource.setrlimit(resource.RLIMIT_CORE, (min(1, hard) if hard != resource.RLIM_INFINITY else 1, hard))
 
