@@ -94,7 +94,7 @@ class Told:
         self.events["plain"] += self.plain.feed(chunk, 1.0)
 
     def facts(self, way: str) -> list[str]:
-        """What was told, in any order and without line numbers (a record is ahead of its line) and processes (uvicorn's text names none)."""
+        """What was told, in any order, without line numbers (a record is ahead of its line) and processes (uvicorn's text has none)."""
         kinds = ("figure", "ready", "progress", "benign")
         return sorted(f"{e.kind} {sorted(e.data.items())}" for e in self.events[way] if e.kind in kinds)
 
