@@ -60,6 +60,8 @@ model.save_pretrained(out, max_shard_size="400KB"); fast.save_pretrained(out)
 # Imports vLLM once and forks for each request on stdin: {argv, env, log}. Says the child's pid, then its status. The child is the CLI.
 SERVER = """
 import importlib, json, os, sys
+said = os.fdopen(os.dup(1), "w")
+os.dup2(2, 1)
 for name in ("cli.serve", "cli.openai", "cli.launch", "cli.run_batch", "cli.collect_env", "cli.benchmark.main", "openai.api_server"):
     try:
         importlib.import_module("vllm.entrypoints." + name)
@@ -70,8 +72,8 @@ for line in iter(sys.stdin.readline, ""):
     pid = os.fork()
     if pid == 0:
         break
-    print(pid, flush=True)
-    print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
+    print(pid, file=said, flush=True)
+    print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), file=said, flush=True)
 else:
     os._exit(0)
 os.setsid()
