@@ -152,6 +152,25 @@ def test_verbs_about_runs_urls_and_files_take_the_host(far: Far, firstlight: Fir
     assert far.of_user() == []
 
 
+@pytest.mark.llamacpp
+def test_a_saved_plan_is_applied_measured_and_reported_there(far: Far, firstlight: Firstlight, gguf_there: str, tmp_path: Path) -> None:
+    plan, archive = str(tmp_path / "plan.json"), str(tmp_path / "report.tar.gz")
+    options = ("--engine", "llamacpp", "--context", "2048", "--save", plan, "--", "--threads", "1")
+    assert firstlight("plan", gguf_there, *options).returncode != 0, "the model is not here"
+    assert firstlight("plan", gguf_there, *THERE, *options).returncode == 0
+    words = ("apply", plan, *THERE, "--name", "far", "--engine-python", sys.executable)
+    refused = firstlight(*words, "--host", "local")
+    assert refused.returncode != 0
+    assert far.of_user() == []
+    applied = firstlight(*words, seconds=600)
+    assert applied.returncode == 0, applied.stderr
+    assert firstlight.runs()[0]["host"] == HOST
+    assert said(firstlight, "bench", "far", *THERE, "--profile", "quick")["kind"] == "BenchReport"
+    assert firstlight("report", "far", *THERE, "--to", archive).returncode == 0
+    assert Path(archive).stat().st_size > 1000
+    assert firstlight("down", "far", *THERE).returncode == 0
+
+
 def test_launch_starts_an_own_command_there(far: Far, firstlight: Firstlight) -> None:
     server = ("--", "/usr/bin/python3", "-m", "http.server", "8791", "--bind", "127.0.0.1")
     options = ("--port", "8791", "--health-path", "/", "--name", "mine", "--served-model-name", "mine")

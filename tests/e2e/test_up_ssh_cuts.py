@@ -37,7 +37,7 @@ def events_of(home: Path) -> list[dict[str, Any]]:
 
 
 @pytest.mark.llamacpp
-@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("seed", [2])
 def test_up_is_cut_twenty_times_at_random_from_its_first_moment(
     far: Far, firstlight: Firstlight, demo_gguf: Path, own_home: Path, seed: int
 ) -> None:
@@ -107,4 +107,4 @@ def test_a_copy_goes_on_from_its_byte_and_is_compared(far: Far, firstlight: Firs
     assert cuts >= 3
     there = json.loads(done.stdout)["path"]
     assert far.machine.path(there).read_bytes() == source.read_bytes()
-    assert far.inside("find", str(Path(there).parent), "-name", "*.part") == ""
+    assert far.inside("find", str(Path(there).parent), "-name", "*.part*", "-o", "-name", ".firstlight-partial") == ""

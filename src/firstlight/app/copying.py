@@ -20,6 +20,7 @@ from firstlight.probe.ssh import SshHost
 
 MARGIN = 64 << 20
 LOOK = 64 << 10
+PARTIAL = ".firstlight-partial"  # what a cut leaves lies there, not under the file's own name
 _FOR_GOOD = frozenset({1, 2, 3, 4, 5, 6, 11, 13, 22, 23, 25})  # rsync(1): usage, versions, files; all else is a stream that broke
 _SKIPPED = frozenset({".git", ".cache"})
 _SPLIT = re.compile(r"(?P<stem>.+)-\d{5}-of-(?P<count>\d{5})\.gguf$")
@@ -112,7 +113,18 @@ def _kib(host: Host, argv: list[str], field: int) -> int | None:
 async def _rsync(host: SshHost, copy: Copy, on_progress: Progress) -> bool:
     """Again after every cut, until ten minutes have brought nothing. False where the login's own output garbles what rsync says."""
     words = host.argv()
-    argv = ["rsync", "-aL", "--partial", "--timeout=60", "--info=progress2", "--from0", "--files-from=-", "-s", "-e", _shell(words[:-2])]
+    argv = [
+        "rsync",
+        "-aL",
+        f"--partial-dir={PARTIAL}",
+        "--timeout=60",
+        "--info=progress2",
+        "--from0",
+        "--files-from=-",
+        "-s",
+        "-e",
+        _shell(words[:-2]),
+    ]
     argv += ["--", f"{copy.root}/", f"{bracketed(words[-1])}:{copy.target}/"]
     names = b"".join(os.fsencode(name) + b"\0" for name, _ in copy.files)
     most, pause, deadline = 0, FIRST_PAUSE, time.monotonic() + PATIENCE_SECONDS

@@ -9,7 +9,7 @@ from firstlight.core.errors import HostError
 T = TypeVar("T")
 PATIENCE_SECONDS = 120.0
 FIRST_PAUSE, LONGEST_PAUSE = 0.3, 5.0
-FIRST_CONTACT = 3
+FIRST_CONTACT_SECONDS = 8.0  # of a host that never was reached: a connection that broke on its way in
 
 
 class ConnectionLost(HostError):
@@ -27,24 +27,22 @@ class Cuts:
 
     def across(self, ask: Callable[[int], T]) -> T:
         """`ask(losses)` until it answers, with growing pauses. Raises HostError: of its own, or the last loss."""
-        losses, deadline = 0, 0.0
+        losses, deadline, first = 0, 0.0, time.monotonic() + FIRST_CONTACT_SECONDS
         while True:
             try:
                 answer = ask(losses)
             except HostError as e:
                 deadline = deadline or time.monotonic() + self.patience
                 losses += 1
-                if not self._again(e, losses) or time.monotonic() > deadline:
+                if not self._again(e) or time.monotonic() > (deadline if self.reached else first):
                     raise
                 if losses == 1 and self.on_lost:
                     self.on_lost(e)
-                time.sleep(min(LONGEST_PAUSE, FIRST_PAUSE * 2 ** (losses - 1)))
+                time.sleep(min(LONGEST_PAUSE if self.reached else 1.0, FIRST_PAUSE * 2 ** (losses - 1)))
             else:
                 self.reached = True
                 return answer
 
-    def _again(self, error: HostError, losses: int) -> bool:
-        """Whether another try may help: of a host that was never reached only a connection that broke, a few times."""
-        if error.code != "host-unreachable":
-            return False
-        return self.reached or (isinstance(error, ConnectionLost) and losses < FIRST_CONTACT)
+    def _again(self, error: HostError) -> bool:
+        """Whether another try may help: of a host that was never reached only where a connection broke."""
+        return error.code == "host-unreachable" and (self.reached or isinstance(error, ConnectionLost))

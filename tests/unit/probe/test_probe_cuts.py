@@ -38,11 +38,17 @@ def test_a_host_that_was_reached_is_asked_again_with_growing_pauses(no_waiting: 
     assert told == ["nobody listens"], "once per question"
 
 
-def test_of_a_host_that_never_was_reached_only_a_connection_that_broke_is_tried_again() -> None:
-    assert Cuts().across(failing(2, LOST)) == 2
-    for error, times in ((LOST, 3), (AWAY, 1)):
-        with pytest.raises(HostError):
-            Cuts().across(failing(times, error))
+def test_of_a_host_that_never_was_reached_only_a_connection_that_broke_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr(cuts.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(cuts.time, "sleep", lambda s: now.__setitem__(0, now[0] + s))
+    assert Cuts().across(failing(4, LOST)) == 4
+    now[0] = 0.0
+    with pytest.raises(HostError):
+        Cuts().across(failing(10**6, LOST))
+    assert 8.0 < now[0] < 10.0, "some seconds, not minutes"
+    with pytest.raises(HostError):
+        Cuts().across(failing(1, AWAY))
 
 
 @pytest.mark.parametrize("code", ["host-login-refused", "host-key-unknown", "command-not-found", "command-timeout", "no-space"])
