@@ -507,3 +507,15 @@ def test_an_engine_that_crashes_writes_no_core_dump(runs: Runs) -> None:
     assert engine is not None
     (limit,) = [line for line in Path(f"/proc/{engine.pid}/limits").read_text().splitlines() if line.startswith("Max core file size")]
     assert int(limit.split()[4]) <= 1
+
+
+def test_memory_that_a_worker_shares_while_it_serves_is_known_before_it_dies(runs: Runs) -> None:
+    worker = {"spawn": {"name": "Worker_TP0", "steps": [{"sleep": 2.5}, {"shm": 65536}, {"hang": True}]}}
+    client = runs.start({"steps": [worker, {"serve": {}}]})
+    until(client, "ready")
+    record = Path(client.folder, "supervisor.json")
+    (segment,) = wait_for(lambda: json.loads(record.read_text())["shared_memory"], seconds=6)
+    (pid,) = [p.pid for p in find_processes(runs.host, client.folder).processes if p.proof != "engine" and "shm" in p.command]
+    os.kill(pid, signal.SIGKILL)
+    until(client, "ended")
+    assert not Path(segment).exists()

@@ -22,7 +22,7 @@ LOOKING_SHARE = 0.01  # of one core, at most, for looking through all processes 
 
 
 class Keeper:
-    """Looks at its folder every second; at the engine's processes every second while it starts and every five while it serves.
+    """Looks at its folder every second; at the engine's processes every second while it starts or /dev/shm changes, else every five.
 
     Less often where that is expensive: see LOOKING_SHARE.
     """
@@ -40,15 +40,17 @@ class Keeper:
 
     def task(self) -> Task:
         self._ask_gpus()
-        due = 0.0
+        due = soonest = 0.0
         while True:
             yield 1.0
             self._hear_gpus()
-            if time.monotonic() >= due:
+            now = time.monotonic()
+            if now >= due or (now >= soonest and _stamp() != self._stamps[0]):
                 used = time.process_time()
                 self.look()
-                used = time.process_time() - used
-                due = time.monotonic() + max(0.0 if self._s.ready_seconds is None else 5.0, used / LOOKING_SHARE)
+                now, used = time.monotonic(), time.process_time() - used
+                soonest = now + used / LOOKING_SHARE
+                due = max(soonest, now if self._s.ready_seconds is None else now + 5.0)
             self._keep_folder()
             self._s.log.reopen_if_gone()
             self._s.events.flush()
@@ -114,10 +116,7 @@ class Keeper:
 
     def _shared_memory_changed(self) -> bool:
         """Whether something was made or removed in /dev/shm since the last look but one: a process's maps are long, and rarely change."""
-        try:
-            stamp = os.stat("/dev/shm").st_mtime_ns
-        except OSError:
-            return True
+        stamp = _stamp()
         changed = stamp != self._stamps[0]
         self._stamps = (self._stamps[1], stamp)
         return changed
@@ -181,3 +180,11 @@ class Keeper:
 
     def remove_runtime(self) -> None:
         remove_tree(self._s.runtime)
+
+
+def _stamp() -> int:
+    """When something was last made or removed in /dev/shm; 0 where there is none."""
+    try:
+        return os.stat("/dev/shm").st_mtime_ns
+    except OSError:
+        return 0
