@@ -53,6 +53,18 @@ def test_around_the_launch(firstlight: Firstlight, llama_folder: Path, own_home:
     wait_for(lambda: not left_in(own_home), seconds=20)
 
 
+def test_a_down_elsewhere_is_told_as_what_it_is(firstlight: Firstlight, llama_folder: Path, own_home: Path) -> None:
+    process = firstlight.start(*up(llama_folder, "--rehearse", "never"), env=NEVER_READY)
+    wait_for(lambda: [p for p in own_home.rglob("attempts/1/supervisor.jsonl") if "engine-started" in p.read_text()])
+    assert firstlight("down", "tiny").returncode == 0
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 5, said
+    assert "stopped-meanwhile" in said
+    assert "cause-not-visible" not in said
+    assert [(r["state"], r["reason"]) for r in firstlight.runs()] == [("stopped", None)]
+    assert not list(own_home.rglob("diagnosis.json"))
+
+
 def test_down_all_ends_what_a_record_calls_over(firstlight: Firstlight, llama_folder: Path, own_home: Path) -> None:
     process = firstlight.start(*up(llama_folder, "--rehearse", "never"), env=NEVER_READY)
     started = wait_for(lambda: [p for p in own_home.rglob("attempts/1/supervisor.jsonl") if "engine-started" in p.read_text()])

@@ -68,7 +68,7 @@ async def run_stage(session: Session, stage: Stage) -> None:
         summary = await stage.run(session)
     except BaseException as e:
         session.stage_seconds[stage.name] = time.monotonic() - began
-        text = str(e) if isinstance(e, FirstlightError) else type(e).__name__
+        text = str(e) if isinstance(e, FirstlightError) else "interrupted" if isinstance(e, asyncio.CancelledError) else type(e).__name__
         emitter.emit("stage-failed", summary=text, seconds=session.stage_seconds[stage.name])
         raise
     session.stage_seconds[stage.name] = time.monotonic() - began

@@ -26,7 +26,7 @@ async def follow(folder: RunFolder, *, from_byte: int = 0) -> int:
         try:
             summary = await watching.watch(session, from_byte=from_byte, mine=False)
         except (FirstlightError, asyncio.CancelledError) as e:
-            session.emitter.emit("stage-failed", summary=str(e))
+            session.emitter.emit("stage-failed", summary=str(e) or "interrupted")
             raise
         session.emitter.emit("stage-finished", summary=summary)
     return Exit.OK

@@ -11,6 +11,7 @@ from firstlight.app.elsewhere import folder_there
 from firstlight.app.reconcile import reconcile
 from firstlight.app.session import Session
 from firstlight.app.stages import start
+from firstlight.app.stages.hearing import STOPPED_MEANWHILE
 from firstlight.core.errors import Exit, FirstlightError, UsageError
 from firstlight.core.intent import Intent
 from firstlight.core.plan import PlanSet
@@ -96,6 +97,8 @@ def _close(session: Session, error: FirstlightError) -> None:
     with suppress(FirstlightError):
         if error.exit_code is Exit.VERIFICATION_FAILED and session.supervisor is not None:
             session.folder.update(state=RunState.READY, reason="not verified", exit_code=int(error.exit_code))
+        elif error.code == STOPPED_MEANWHILE:
+            session.folder.update(state=RunState.STOPPED, exit_code=int(error.exit_code))
         else:
             stop_engine(session)
             session.folder.update(state=RunState.FAILED, reason=error.code, exit_code=int(error.exit_code))

@@ -91,6 +91,24 @@ def test_it_does_not_outlive_a_run_that_ends_as_it_should(runs: Runs, end: str) 
     assert "supervisor-died" not in {e.kind for e in client.past_events()}
 
 
+def test_a_stopped_guardian_does_not_outlive_the_run(runs: Runs) -> None:
+    client = runs.start("ready")
+    until(client, "ready")
+    before = record(client)
+    os.kill(before["guardian"]["pid"], signal.SIGSTOP)
+    assert (client.stop().exit or {})["proof"]["clean"] is True
+    wait_for(lambda: not lives(before["guardian"]), seconds=5)
+
+
+def test_a_stopped_guardian_of_a_killed_supervisor_is_ended_by_down(runs: Runs) -> None:
+    client, before = loading(runs)
+    os.kill(before["guardian"]["pid"], signal.SIGSTOP)
+    os.kill(before["supervisor"]["pid"], signal.SIGKILL)
+    wait_for(lambda: not lives(before["supervisor"]))
+    assert client.stop(grace_seconds=0).state == "stopped"
+    assert not any(lives(before[who]) for who in ("guardian", "engine"))
+
+
 def test_an_engine_that_is_to_be_kept_is_not_touched(runs: Runs) -> None:
     client = runs.start("plain", options=Options(on_supervisor_death="keep"))
     until(client, "ready")

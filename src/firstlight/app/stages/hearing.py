@@ -11,6 +11,7 @@ from firstlight.core.errors import EngineError, FirstlightError
 
 AGAIN_SECONDS = 0.5
 UNREACHABLE_SECONDS = 600.0
+STOPPED_MEANWHILE = "stopped-meanwhile"
 
 
 def supervisor_events(session: Session, from_byte: int = 0) -> "asyncio.Queue[Any]":
@@ -50,6 +51,16 @@ def through_cuts(client: Any, from_byte: int) -> Iterator[Any]:
         if gone or time.monotonic() - last > UNREACHABLE_SECONDS:
             return
         time.sleep(AGAIN_SECONDS)
+
+
+def stopped_meanwhile(session: Session) -> EngineError:
+    """`firstlight down` elsewhere, or a SIGTERM to the supervisor: nothing failed, so that there is nothing to diagnose or to heal."""
+    return EngineError(
+        STOPPED_MEANWHILE,
+        "the run was stopped while it started",
+        evidence=("its supervisor was told to stop: by `firstlight down`, or by a signal",),
+        hint=f"firstlight up {session.intent.model}",
+    )
 
 
 def supervisor_gone(session: Session) -> EngineError:

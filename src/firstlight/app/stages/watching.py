@@ -9,7 +9,7 @@ from firstlight.app.reading import read_rate, weight_files
 from firstlight.app.recording import check_kv_cache, close_records
 from firstlight.app.session import Session
 from firstlight.app.stages.failing import failed, port_stolen
-from firstlight.app.stages.hearing import supervisor_events, supervisor_gone
+from firstlight.app.stages.hearing import stopped_meanwhile, supervisor_events, supervisor_gone
 from firstlight.core.errors import FirstlightError, HostError
 from firstlight.core.run import RunState
 from firstlight.core.units import format_seconds
@@ -89,6 +89,8 @@ async def _watch(session: Session, tail: LogTail, follower: Follower, beats: Bea
             return _ready(session, event.data, follower)
         if event.kind == "port-stolen" and mine:
             raise await port_stolen(session, event.data)
+        if event.kind == "ended" and event.data.get("state") == "stopped":
+            raise stopped_meanwhile(session)
         if event.kind in ("died", "ended", "failed"):
             raise await failed(session, event.data)
 

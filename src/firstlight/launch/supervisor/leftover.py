@@ -106,7 +106,8 @@ def sweep_now(folder: str, *, grace: float | None = None) -> dict[str, Any]:
     if state["supervised"] and state["supervisor_pid"]:
         if (done := _by_guardian(folder, state["supervisor_pid"])) is not None:
             return done
-        send([*_guardian(folder), state["supervisor_pid"]], 9)
+        send([state["supervisor_pid"]], 9)
+    send(_guardian(folder), 9)  # one that somebody stopped would stay
     return end_all(folder, claim_of(folder), grace=grace)
 
 

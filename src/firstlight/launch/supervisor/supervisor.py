@@ -358,6 +358,8 @@ class Supervisor:
             client.reply({"ok": True, **self.status()})
         self.keeper.remove_runtime()
         give_up_reserve(self.folder)
+        if self.guardian is not None and procfs.same(self.guardian.pid, self.guardian.start_ticks):
+            send([self.guardian.pid], signal.SIGCONT)  # one that somebody stopped would stay, with nothing to wait for
         self.loop.stop()
 
     # requests
