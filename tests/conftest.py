@@ -22,6 +22,7 @@ HOSTS = frozenset(
         "test_service_user.py",
         "test_service_limits.py",
         "test_ssh_cuts.py",
+        "test_ssh_guardian.py",
         "test_ssh_odd.py",
         "test_ssh_service.py",
         "test_ssh_verbs.py",
