@@ -53,6 +53,25 @@ def test_around_the_launch(firstlight: Firstlight, llama_folder: Path, own_home:
     wait_for(lambda: not left_in(own_home), seconds=20)
 
 
+def test_up_again_after_its_terminal_closed_waits_until_it_is_ready(firstlight: Firstlight, llama_folder: Path, own_home: Path) -> None:
+    """The supervisor has outlived the first `up`: the second follows the rest of the start, and calls nothing served before."""
+    go = own_home / "go"
+    script = {"FAKE_ENGINE_SCRIPT": json.dumps({"steps": [{"log": "still loading"}, {"wait_file": str(go)}, {"serve": {}}]})}
+    first = firstlight.start(*up(llama_folder, "--rehearse", "never"), env=script)
+    wait_for(lambda: [p for p in own_home.rglob("attempts/1/engine.log") if "still loading" in p.read_text()])
+    first.send_signal(signal.SIGHUP)
+    first.communicate(timeout=60)
+    again = firstlight.start(*up(llama_folder, "--rehearse", "never"), env=script)
+    time.sleep(3)
+    assert again.poll() is None
+    go.touch()
+    out, said = again.communicate(timeout=60)
+    assert again.returncode == 0, said
+    assert "ready after" in out + said
+    (run,) = firstlight.runs()
+    assert run["state"] in ("ready", "serving")
+
+
 def test_a_down_elsewhere_is_told_as_what_it_is(firstlight: Firstlight, llama_folder: Path, own_home: Path) -> None:
     process = firstlight.start(*up(llama_folder, "--rehearse", "never"), env=NEVER_READY)
     wait_for(lambda: [p for p in own_home.rglob("attempts/1/supervisor.jsonl") if "engine-started" in p.read_text()])
@@ -114,3 +133,16 @@ def test_while_the_driver_does_not_answer(firstlight: Firstlight, llama_folder: 
     said = process.communicate(timeout=100)
     assert process.returncode == 130, said
     assert time.monotonic() - began < 20
+
+
+def test_a_rehearsal_whose_supervisor_is_killed_says_so_and_leaves_nothing(
+    firstlight: Firstlight, llama_folder: Path, own_home: Path
+) -> None:
+    process = firstlight.start("rehearse", *up(llama_folder)[1:6], env=NEVER_READY)
+    (record,) = wait_for(lambda: [p for p in own_home.rglob("rehearsal/1/supervisor.json") if '"engine": {' in p.read_text()])
+    os.kill(json.loads(record.read_text())["supervisor"]["pid"], signal.SIGKILL)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 5, (out, err)
+    assert "nothing learned" in out + err
+    assert "refuted" not in out + err
+    wait_for(lambda: not left_in(own_home), seconds=20)

@@ -266,6 +266,8 @@ def _failed(
 def summary(report: RehearsalReport) -> str:
     """One line: passed or not, at which depth, and the two figures that matter."""
     took = format_seconds(report.seconds)
+    if any(f.code == "supervisor-killed" for f in report.findings):
+        return f"nothing learned in {took}: {report.refusal}"
     if not report.passed:
         return f"refuted in {took}: {report.refusal}"
     depth = f"{report.depth} layers and the line through them" if report.extrapolated else "full depth"
