@@ -43,6 +43,16 @@ def test_a_run_of_a_newer_schema_is_left_alone_by_down(firstlight: Firstlight, l
     (folder / "run.json").write_text(text)
 
 
+def test_a_damaged_record_of_the_supervisor_calls_nothing_over_that_lives(firstlight: Firstlight, llama_folder: Path) -> None:
+    folder, pids = serve(firstlight, llama_folder)
+    (folder / "attempts/1/supervisor.json").write_text("")
+    assert [r["state"] for r in firstlight.runs()] == ["serving"]
+    ended = firstlight("down", "tiny")
+    assert (ended.returncode, "is stopped" in ended.stdout) == (0, True), ended
+    assert not any(alive(p) for p in pids)
+    assert [r["state"] for r in firstlight.runs()] == ["stopped"]
+
+
 @pytest.fixture
 def run(tmp_path: Path) -> RunFolder:
     return RunStore(tmp_path / "state").create(name="full", model="m", host="local")

@@ -68,10 +68,11 @@ def _supervised(run: Run, state: str, reason: str | None, busy: bool) -> tuple[R
 
 def _unsupervised(folder: RunFolder, run: Run, status: "SupervisorStatus") -> tuple[RunState, str | None]:
     """The supervisor is gone: over, or killed. Processes that outlived it are named."""
+    from firstlight.launch.client import DAMAGED
     from firstlight.launch.ownership import find_processes
     from firstlight.probe.hosts import open_host
 
-    if status.over:
+    if status.over and status.reason != DAMAGED:
         return RunState(status.state), status.reason or run.reason
     found = find_processes(open_host(run.host), folder.attempt_there)
     if found.supervised and status.reason == "supervisor-died":
@@ -80,7 +81,7 @@ def _unsupervised(folder: RunFolder, run: Run, status: "SupervisorStatus") -> tu
         return run.state, "the supervisor does not answer"
     if found.processes:
         return run.state, f"orphaned: {len(found.processes)} processes live without a supervisor; firstlight down {run.name} ends them"
-    return RunState.FAILED, "its supervisor was killed"
+    return RunState.FAILED, DAMAGED if status.reason == DAMAGED else "its supervisor was killed"
 
 
 def _changed(run: Run, state: RunState, reason: str | None) -> Run:

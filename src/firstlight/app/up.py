@@ -3,6 +3,7 @@
 import asyncio
 import os
 from contextlib import suppress
+from functools import partial
 
 import msgspec
 
@@ -10,12 +11,12 @@ from firstlight.app import flow, heal
 from firstlight.app.elsewhere import folder_there
 from firstlight.app.reconcile import reconcile
 from firstlight.app.session import Session
-from firstlight.app.stages import start
+from firstlight.app.stages import start, watching
 from firstlight.app.stages.hearing import STOPPED_MEANWHILE
 from firstlight.core.errors import Exit, FirstlightError, UsageError
 from firstlight.core.intent import Intent
 from firstlight.core.plan import PlanSet
-from firstlight.core.run import TERMINAL, Run, RunState
+from firstlight.core.run import TERMINAL, LaunchSpec, Run, RunState
 from firstlight.deploy.notify import Notifier
 from firstlight.launch.client import SupervisorClient
 
@@ -38,7 +39,7 @@ async def up(session: Session) -> None:
 
 
 async def _verified_again(session: Session) -> bool:
-    """Whether this very plan serves already: then it is verified again. Raises UsageError `name-in-use` for another plan."""
+    """Whether this very plan runs already: then it is verified again, once ready. Raises UsageError `name-in-use` for another plan."""
     running = [(folder, run) for folder, _ in session.store.active(session.name) if (run := reconcile(folder)).state not in TERMINAL]
     if not running:
         return False
@@ -50,9 +51,20 @@ async def _verified_again(session: Session) -> bool:
         raise _name_in_use(run)
     session.folder = session.emitter.folder = folder
     session.endpoint, session.plan_set = run.endpoint, folder.try_load(PlanSet, "plan.json")
-    session.supervisor = _supervisor(session)
-    await flow.run_stages(session, [s for s in flow.STAGES if s.name in AGAIN])
+    session.supervisor, session.attempt = _supervisor(session), run.attempt
+    session.launch = folder.try_load(LaunchSpec, "launch.json")
+    await flow.run_stages(session, [*_to_ready(session), *(s for s in flow.STAGES if s.name in AGAIN)])
     return True
+
+
+def _to_ready(session: Session) -> list[flow.Stage]:
+    """Where the run still loads, because the `up` that had started it was killed or its terminal closed: what is left of its start."""
+    assert session.supervisor is not None
+    if session.supervisor.status().state == "ready":
+        return []
+    began = [event.byte for event in session.supervisor.past_events() if event.kind == "engine-started"]
+    rest = partial(watching.watch, from_byte=began[-1] if began else 0)
+    return [stage._replace(run=rest) for stage in flow.STAGES if stage.name == "watch"]
 
 
 def _same(mine: Intent, theirs: Intent) -> bool:

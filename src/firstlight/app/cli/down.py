@@ -21,7 +21,7 @@ NEWER = "schema-newer"
 @output_option
 def command(run: str | None, every: bool, kill: bool, output: str) -> int:
     """Stops RUN (a name, an id or its beginning) gracefully, then its whole group; frees port and memory."""
-    from firstlight.app.ending import end
+    from firstlight.app.ending import end, outlived
     from firstlight.app.store import RunStore
     from firstlight.core.errors import InputError, UsageError
     from firstlight.core.run import TERMINAL
@@ -33,7 +33,7 @@ def command(run: str | None, every: bool, kill: bool, output: str) -> int:
         return _all(store, output, kill=kill)
     folder = store.find(run)
     try:
-        over = folder.run.state in TERMINAL
+        over = folder.run.state in TERMINAL and not outlived(folder)
     except InputError as e:
         return _damaged(folder, e, kill=kill)
     ended = end(folder, kill=kill)
