@@ -28,7 +28,7 @@ _TROUBLE = re.compile(
     r"error|fail|fatal|cannot|can't|could ?n.t|could not|unable|kill|abort|denied|not found|no such|WARN|exception|out of memory|oom"
     r"|no space|invalid|unrecognized|unsupported|not supported|in use|terminat|timed out|timeout|too (?:many|old|small)|died|refused"
     r"|unexpected|unknown|missing|exceed|assert|segfault|corrupt|mismatch|incompatible|already|no module|no available|xid|lost|fallen"
-    r"|insufficient|unreachable|must be|is larger than|divisible|\bnan\b"
+    r"|insufficient|unreachable|temporarily unavailable|must be|is larger than|divisible|\bnan\b"
     r"|not compatible|must match|illegal|core dumped|not loaded|without (?:SSL|curl)"
     r"|\bfault\b|SIG[A-Z]{3,4} received|not implemented|\brequires\b|crash|exited with|critical|memory: -|status|manifest",
     re.IGNORECASE,
