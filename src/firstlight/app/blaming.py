@@ -86,8 +86,7 @@ class Trials:
             raise FirstlightError("trial-did-not-start", "the engine ended before it was ready", evidence=(f"{folder}/engine.log",))
 
     async def ask(self, endpoint: Endpoint, checks: Sequence[str]) -> Verdict:
-        plan = self.session.plan_set
-        claims = claims_for(self.session.checkpoint, plan.best.args if plan and plan.best else [])
+        claims = claims_for(self.session.checkpoint, self.session.launch.argv if self.session.launch else [])
         key = prove.api_key(endpoint)
         return await self._ask(endpoint, checks=list(checks), api_key=key, claims=claims, budget_seconds=TRIAL_SECONDS)
 

@@ -2,6 +2,7 @@
 
 import json
 import shlex
+from typing import Any
 
 import click
 
@@ -29,7 +30,7 @@ def print_report(session: Session) -> None:
         _promises(session.bench)
     way = tunnel_line(endpoint, session.host)
     click.echo(f"\n{'from here':10} {way}") if way else None
-    click.echo(f"\n{'try it':10} {curl_line(endpoint)}")
+    click.echo(f"\n{'try it':10} {curl_line(endpoint, prove.claims_of(session).kind)}")
     _rows([("next" if i == 0 else "", f"firstlight {verb}") for i, verb in enumerate(NEXT.format(name=session.name).split(" | "))])
 
 
@@ -63,11 +64,19 @@ def _rows(rows: list[tuple[str, str]]) -> None:
         click.echo(f"{name:10} {value}")
 
 
-def curl_line(endpoint: Endpoint) -> str:
-    """A line to paste; a key is named by its file, never shown."""
-    body = json.dumps({"model": endpoint.model, "messages": [{"role": "user", "content": "Name the capital of France."}]})
+CALLS: dict[str, tuple[str, dict[str, Any]]] = {
+    "embedding": ("/embeddings", {"input": "Paris is the capital of France."}),
+    "base": ("/completions", {"prompt": "The capital of France is", "max_tokens": 8}),
+}
+CHAT: tuple[str, dict[str, Any]] = ("/chat/completions", {"messages": [{"role": "user", "content": "Name the capital of France."}]})
+
+
+def curl_line(endpoint: Endpoint, kind: str | None = None) -> str:
+    """A line to paste, in the way that this kind of model is asked; a key is named by its file, never shown."""
+    path, asked = CALLS.get(kind or "chat", CHAT)
+    body = json.dumps({"model": endpoint.model, **asked})
     key = f' -H "Authorization: Bearer $(cat {shlex.quote(endpoint.api_key_file)})"' if endpoint.api_key_file else ""
-    return f"curl -s {endpoint.base_url}/chat/completions -H 'Content-Type: application/json'{key} -d {shlex.quote(body)}"
+    return f"curl -s {endpoint.base_url}{path} -H 'Content-Type: application/json'{key} -d {shlex.quote(body)}"
 
 
 def _promises(report: BenchReport) -> None:

@@ -13,8 +13,8 @@ from firstlight.app.endpoints import Target, planned_concurrency, target_of
 from firstlight.app.output import glyphs, say
 from firstlight.core.checkpoint import Checkpoint
 from firstlight.core.errors import InputError, UsageError
-from firstlight.core.plan import PlanSet
 from firstlight.core.reference import Reference
+from firstlight.core.run import LaunchSpec
 from firstlight.core.schema import decode, encode
 from firstlight.core.verdict import CheckResult, Verdict
 from firstlight.verify.claimed import claims_for
@@ -114,8 +114,8 @@ def _claims(wanted: Verifying, target: Target) -> Claims:
     """What the run's own checkpoint and flags claim, and what the command line adds."""
     folder = target.folder
     checkpoint = folder.try_load(Checkpoint, "checkpoint.json") if folder else None
-    plan = folder.try_load(PlanSet, "plan.json") if folder else None
-    known = claims_for(checkpoint, plan.best.args if plan and plan.best else [])
+    launch = folder.try_load(LaunchSpec, "launch.json") if folder else None
+    known = claims_for(checkpoint, launch.argv if launch else [])
     named = [c for c in (wanted.checks or "").split(",") if c in CLAIMS]
     said = {name.replace("-", "_"): True for name in (*wanted.claim, *named)}
     said |= {"json_schema": True} if wanted.profile == "full" and target.endpoint.engine else {}

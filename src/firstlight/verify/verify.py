@@ -114,7 +114,8 @@ async def verify(
         chosen.append(Check("reference", "reference", reference.against(trusted, tolerance), essential=True))
     started = now()
     key = api_key or key_of(endpoint)
-    api = Api(endpoint.base_url, endpoint.model, api_key=key, request_seconds=REQUEST_SECONDS[profile], varied=varied)
+    patience = max(REQUEST_SECONDS[profile], budget_seconds or 0.0)
+    api = Api(endpoint.base_url, endpoint.model, api_key=key, request_seconds=patience, varied=varied)
     deadline = started + (BUDGET_SECONDS[profile] if budget_seconds is None else budget_seconds)
     many, thorough = parallel or PARALLEL[profile], profile == "full"
     session = Session(api, endpoint, claimed, parallel=many, deadline=deadline, thorough=thorough)

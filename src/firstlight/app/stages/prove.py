@@ -3,12 +3,16 @@
 import asyncio
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from firstlight.app.elsewhere import reached
 from firstlight.app.session import Session
 from firstlight.core.errors import Exit, FirstlightError
 from firstlight.core.run import Endpoint, RunState
 from firstlight.core.verdict import BenchReport, Blame, CheckResult, Verdict
+
+if TYPE_CHECKING:
+    from firstlight.verify.session import Claims
 
 LOST_SECONDS = 300.0  # for so long an endpoint on another host is asked again when the connection is lost meanwhile
 
@@ -33,7 +37,6 @@ def api_key(endpoint: Endpoint) -> str | None:
 
 async def verify(session: Session) -> str:
     """No "ready" without a coherent answer. A failed check that was not accepted by name ends the run with exit 6."""
-    from firstlight.verify.claimed import claims_for
     from firstlight.verify.verify import verify as verify_endpoint
 
     endpoint = endpoint_of(session)
@@ -46,7 +49,7 @@ async def verify(session: Session) -> str:
                 accept=session.options.accept,
                 on_check=lambda check: _announce(session, check),
                 api_key=api_key(endpoint),
-                claims=claims_for(session.checkpoint, session.plan_set.best.args if session.plan_set and session.plan_set.best else []),
+                claims=claims_of(session),
             )
             if verdict.passed or not await asyncio.to_thread(way.lost) or time.monotonic() > until:
                 break
@@ -55,6 +58,13 @@ async def verify(session: Session) -> str:
     if verdict.passed and session.folder:
         session.folder.update(state=RunState.VERIFIED, verified=time.time())
     return summary(verdict)
+
+
+def claims_of(session: Session) -> "Claims":
+    """What the model and the flags of the launch claim: the plan's own, and those that the user gave the engine."""
+    from firstlight.verify.claimed import claims_for
+
+    return claims_for(session.checkpoint, session.launch.argv if session.launch else [])
 
 
 def _announce(session: Session, check: CheckResult) -> None:
@@ -83,6 +93,8 @@ async def bench(session: Session) -> str:
     endpoint = endpoint_of(session)
     if session.verdict is not None and not session.verdict.passed:
         return "not measured: the answers did not pass"
+    if (kind := claims_of(session).kind) in ("embedding", "reward"):
+        return f"not measured: {'an' if kind[0] in 'aeiou' else 'a'} {kind} model writes no tokens"
     with reached(endpoint, session.host) as way:
         session.bench = await run_bench(
             way.endpoint,
