@@ -85,7 +85,8 @@ def test_twenty_cuts(server: Sshd, tmp_path: Path) -> None:
     folder = str(tmp_path / "a run with späces")
     run = f"cut-{os.getpid()}"
     options = Options(restart=Restart(policy="on-failure", max_restarts=1000, backoff_seconds=0.1, longest_backoff_seconds=0.1))
-    far = SupervisorClient(SshHost("ssh://spark", config=server.config), folder)
+    lost: list[HostError] = []
+    far = SupervisorClient(SshHost("ssh://spark", config=server.config, on_lost=lost.append), folder)
     start(far.host, folder=folder, spec=engine(free_port()), options=options, run=run)
     try:
         follower = Follower(far)
@@ -93,13 +94,13 @@ def test_twenty_cuts(server: Sshd, tmp_path: Path) -> None:
         cuts, deadline = 0, time.monotonic() + 90
         while cuts < CUTS and time.monotonic() < deadline:
             cuts += server.cut() > 0
-            time.sleep(0.15)
+            time.sleep(0.3)
         assert cuts == CUTS
         stop(far)
         follower.join(60)
         on_file = SupervisorClient(LocalHost(), folder).past_events()
         assert [(e.byte, e.kind) for e in follower.events] == [(e.byte, e.kind) for e in on_file], "no event lost, none twice"
-        assert follower.attached > 1
+        assert follower.attached > 1 or lost, "the cuts were felt"
         assert set(follower.problems) <= {"host-unreachable", "never-supervised"}, "its record could not be read at that moment"
         assert sum(e.kind == "engine-started" for e in on_file) > 1, "the engine came and went meanwhile"
         assert marked(run) == []
