@@ -57,3 +57,12 @@ def test_a_run_of_launch_can_be_restarted_and_attached_to(firstlight: Firstlight
     again = firstlight("restart", "mine")
     assert again.returncode == 0, again.stderr
     assert firstlight("attach", "mine").returncode == 0
+
+
+def test_a_run_that_is_over_cannot_be_restarted_and_says_what_to_do(firstlight: Firstlight, llama_folder: Path) -> None:
+    up(firstlight, llama_folder, "ready", "--name", "tiny")
+    assert firstlight("down", "tiny").returncode == 0
+    refused = firstlight("restart", "tiny")
+    assert refused.returncode == 2
+    assert "run-is-over" in refused.stderr
+    assert "firstlight up" in refused.stderr

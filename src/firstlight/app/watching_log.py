@@ -27,6 +27,7 @@ from firstlight.watch.sampler import Sampler
 from firstlight.watch.state import EngineLog, LogEvent
 
 CHUNK = 1 << 20
+OVER_SECONDS = 2.0
 HISTORY = 5
 Take = Callable[[LogEvent | Beat], None]
 
@@ -104,11 +105,31 @@ async def watch_target(target: Target, take: Take, *, replay: bool) -> EngineLog
         read_bytes_per_second=target.read_bytes_per_second,
     )
     follower = Follower(log, eta, samples=_sampler(host, target))
-    async for item in follow_file(follower, host, target.path) if target.path else follow_chunks(follower, stdin_chunks()):
+    over = _over(host, target)
+    async for item in follow_file(follower, host, target.path, over=over) if target.path else follow_chunks(follower, stdin_chunks()):
         take(item)
     for event in log.close(time.time()):
         take(event)
     return log
+
+
+def _over(host: Host, target: Target) -> Callable[[], bool]:
+    """Whether a run's supervisor, or the guardian in its place, has written the end: the engine's last line may not tell."""
+
+    looked = time.monotonic()
+
+    def over() -> bool:
+        nonlocal looked
+        if time.monotonic() - looked < OVER_SECONDS:
+            return False
+        looked = time.monotonic()
+        try:
+            record = msgspec.json.decode(host.read(str(Path(target.path or "").with_name("supervisor.json"))))
+        except (HostError, msgspec.DecodeError):
+            return False
+        return isinstance(record, dict) and record.get("state") in ("stopped", "failed")
+
+    return over if target.live and target.path else lambda: False
 
 
 def _sampler(host: Host, target: Target) -> Sampler | None:

@@ -151,21 +151,27 @@ class Beats:
             self._running.cancel()
 
 
-async def follow_file(follower: Follower, host: Host, path: str, *, until: frozenset[str] = OVER) -> AsyncIterator[LogEvent | Beat]:
+async def follow_file(
+    follower: Follower, host: Host, path: str, *, until: frozenset[str] = OVER, over: Callable[[], bool] = lambda: False
+) -> AsyncIterator[LogEvent | Beat]:
     """Events and beats of a growing log file until its phase is in `until`. A file that became shorter is read from its beginning.
+
+    over: whether nobody writes any more, asked at each beat; then it ends where the file does.
 
     Raises HostError when the file cannot be read.
     """
     beats = Beats(follower)
     try:
-        async for item in _follow_file(follower, beats, host, path, until):
+        async for item in _follow_file(follower, beats, host, path, until, over):
             yield item
     finally:
         beats.close()
 
 
-async def _follow_file(follower: Follower, beats: Beats, host: Host, path: str, until: frozenset[str]) -> AsyncIterator[LogEvent | Beat]:
-    position = 0
+async def _follow_file(
+    follower: Follower, beats: Beats, host: Host, path: str, until: frozenset[str], over: Callable[[], bool]
+) -> AsyncIterator[LogEvent | Beat]:
+    position, ended = 0, False
     while True:
         info = await asyncio.to_thread(host.stat, path)
         if info is not None and info.size < position:
@@ -177,10 +183,11 @@ async def _follow_file(follower: Follower, beats: Beats, host: Host, path: str, 
                 yield event
             if len(chunk) == CHUNK:
                 continue
-        if follower.log.phase in until:
+        if follower.log.phase in until or ended:
             return
         if beat := beats.next():
             yield beat
+            ended = await asyncio.to_thread(over)  # what was written before is read once more
         await asyncio.sleep(LOOK_SECONDS if host.is_local else LOOK_SECONDS_ELSEWHERE)
 
 
