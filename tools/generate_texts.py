@@ -1,10 +1,11 @@
 """Collects what vLLM's sources say when they fail, so that a pasted message without frames still names its place.
 
-    python tools/generate_texts.py PACKAGE/vllm [PACKAGE/vllm ...]      unpacked releases, the oldest first
+    python tools/generate_texts.py PACKAGE/vllm [PACKAGE/vllm ...] [SITE/transformers ...]
+    (unpacked releases, the oldest first, then its libraries)
 
 Writes src/firstlight/catalog/engines/vllm/texts.txt. Kept is the longest fixed part of each raise and assert, cut at 52 characters,
 where it is long enough to be nobody else's and all places that print it are known by one rule of rules/components.toml; and the names
-of classes (not of models), with which Python says whose attribute is missing.
+of the engine's classes (not of models), with which Python says whose attribute is missing.
 """
 
 import ast
@@ -23,7 +24,11 @@ from firstlight.catalog.rules import builtin_rules
 FILE = Path(__file__).parents[1] / "src" / "firstlight" / "catalog" / "engines" / "vllm" / "texts.txt"
 KEPT = 52
 HOLE = "\x00"
-OF_MODELS = re.compile(r"/models/|/configs/")
+NOT_IN_A_SERVER = re.compile(
+    r"^transformers/(?:models|pipelines|generation|exporters|distributed|commands|trainer|data|onnx|testing)"
+    r"|^huggingface_hub/(?:cli|inference|commands)|^triton/(?:experimental|tools)|^compressed_tensors/offload"
+)
+OF_MODELS = re.compile(r"/models/|/configs/|^(?!vllm/)")
 Places = dict[str, dict[str, None]]
 PLACED = sorted((r for r in builtin_rules() if r.places), key=lambda r: -r.priority)
 
@@ -53,7 +58,7 @@ def collect(packages: Sequence[Path]) -> tuple[Places, Places]:
     for package in packages:
         for path, source in diagnose_texts.sources_of(package):
             key = (path, hashlib.sha256(source.encode()).hexdigest())
-            if key in seen:
+            if key in seen or NOT_IN_A_SERVER.search(path):
                 continue
             seen.add(key)
             tree = ast.parse(source)
@@ -85,7 +90,7 @@ def main() -> None:
         by_place.setdefault(place, []).append(f" {part}")
     for place, name in unambiguous(names):
         by_place.setdefault(place, []).append(f"\t{name}")
-    lines = ["# Made by tools/generate_texts.py from vLLM 0.6.6 to 0.33.0: places, the fixed parts of what only they print, their classes."]
+    lines = ["# Made by tools/generate_texts.py from vLLM 0.6.6 to 0.33.0 and its libraries: places, what only they print, classes."]
     for place in sorted(by_place):
         lines += [place, *sorted(by_place[place])]
     FILE.write_text("\n".join(lines) + "\n", "utf-8")
