@@ -104,7 +104,7 @@ async def _verdict(wanted: Benching, target: Target) -> Verdict | None:
     from firstlight.verify.verify import verify
 
     say("verifying first: figures of an endpoint that makes no sense are none")
-    return await verify(target.endpoint, api_key=target.api_key, checks=["coherence"])
+    return await verify(target.endpoint, api_key=target.api_key, checks=["models", "coherence"])
 
 
 def _candidate(target: Target) -> Candidate | None:
@@ -117,7 +117,7 @@ def slo_of(limits: tuple[str, ...]) -> Slo | None:
     values: dict[str, float] = {}
     for limit in limits:
         name, _, value = limit.partition(":")
-        if name not in ("ttft", "tpot", "e2el") or not value.replace(".", "", 1).isdigit():
+        if name not in ("ttft", "tpot", "e2el") or not value.replace(".", "", 1).isdecimal():
             raise UsageError("bad-goodput", f"not a limit: {limit!r}", hint="ttft:500 tpot:50 e2el:20000, in milliseconds")
         values[name] = float(value) / 1000
     return Slo(**values) if values else None

@@ -5,6 +5,7 @@ import shutil
 import sys
 import textwrap
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple, TextIO, TypeVar
 
 import click
@@ -165,8 +166,9 @@ def show_error(error: FirstlightError, *, output: str = "human") -> None:
             "hint": error.hint,
             "exit_code": int(error.exit_code),
         }
-        write_json(msgspec.json.format(msgspec.json.encode(document), indent=2 if output == "json" else -1) + b"\n")
-        return
+        with suppress(OSError):  # a full disk, maybe the very error that is told: then as text
+            write_json(msgspec.json.format(msgspec.json.encode(document), indent=2 if output == "json" else -1) + b"\n")
+            return
     head, *rest = error_lines(error, glyphs(sys.stderr))
     click.secho(head, fg="red", err=True, color=colour())
     _echo_block(rest, err=True)

@@ -18,6 +18,7 @@ from firstlight.core.run import LaunchSpec
 from firstlight.core.schema import decode, encode
 from firstlight.core.verdict import CheckResult, Verdict
 from firstlight.verify.claimed import claims_for
+from firstlight.verify.reference import whole
 from firstlight.verify.session import Claims
 from firstlight.verify.verify import save_reference, verify
 
@@ -88,7 +89,7 @@ async def _blamed(verdict: Verdict, target: Target, ask: "Asking", wanted: Verif
 def _trusted(ref: str, python: str | None) -> Reference:
     """From a reference file, or computed from a model folder."""
     if not os.path.isdir(ref):
-        return decode(Path(ref).read_bytes(), Reference, origin=ref)
+        return whole(decode(Path(ref).read_bytes(), Reference, origin=ref), ref)
     if python is None:
         raise UsageError("reference-needs-python", f"{ref} is a folder", hint="--engine-python PATH, of an environment with transformers")
     from firstlight.verify.trusted import reference_of_folder

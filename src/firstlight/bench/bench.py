@@ -61,8 +61,8 @@ async def run_bench(
 
 
 def _coherent(verdict: Verdict | None) -> bool:
-    checks = [c for c in verdict.checks if c.group == "coherence" and not c.skipped] if verdict else []
-    return bool(checks) and all(c.passed or c.accepted for c in checks)
+    judged = [c for c in verdict.checks if not c.skipped and (c.group == "coherence" or c.name == "models")] if verdict else []
+    return any(c.group == "coherence" for c in judged) and all(c.passed or c.accepted for c in judged)
 
 
 def refuse_incoherent(verdict: Verdict | None, force: bool) -> None:

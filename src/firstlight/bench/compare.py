@@ -39,6 +39,7 @@ FIGURES: tuple[tuple[str, str, bool, Reader], ...] = (
     ("goodput", "req/s", True, lambda p: p.goodput),
 )
 NOISE = 0.03
+FEW = 5
 
 
 def compare(a: BenchReport, b: BenchReport) -> BenchComparison:
@@ -64,4 +65,9 @@ def _name(report: BenchReport) -> str:
 def _differs(a: BenchReport, b: BenchReport) -> list[str]:
     pairs = (("model", a.model, b.model), ("profile", a.profile, b.profile), ("tool", a.tool, b.tool))
     found = [f"{name}: {x} and {y}" for name, x, y in pairs if x != y]
+    theirs = {p.concurrency: p for p in b.points}
+    both = [(p, theirs[p.concurrency]) for p in a.points if p.concurrency in theirs]
+    found += [] if both else ["no number of users was measured in both"]
+    few = [f"{x.concurrency} users: {x.requests} and {y.requests} requests" for x, y in both if min(x.requests, y.requests) < FEW]
+    found += [f"{'; '.join(few)}: so few differ by chance"] if few else []
     return found + [f"{name} was measured without passed coherence" for name, r in (("A", a), ("B", b)) if r.forced]

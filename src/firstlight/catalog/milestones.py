@@ -28,6 +28,8 @@ PHASES = (
 _MODULE = re.compile(r"\s*(?:\[(?!shutdown\])\w+\] )?")
 RANK = {name: i for i, name in enumerate(PHASES)}
 Field = str | int | float
+MOST_DIGITS = 18
+"""A longer number is no count, and stays text: JSON has no place for it."""
 
 
 class Milestone(Struct, frozen=True, kw_only=True):
@@ -83,7 +85,7 @@ def typed(name: str, value: str) -> Field:
             return float(plain)
         except ValueError:
             return value
-    return int(plain) if plain.isdecimal() and plain.isascii() else value
+    return int(plain) if plain.isdecimal() and plain.isascii() and len(plain) <= MOST_DIGITS else value
 
 
 @cache

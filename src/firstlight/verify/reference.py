@@ -58,6 +58,15 @@ async def take_reference(session: Session) -> Reference:
     )
 
 
+def whole(trusted: Reference, origin: str) -> Reference:
+    """The same, where each prompt has its row and each row its logprobs. Raises InputError `wrong-shape` otherwise."""
+    rows = trusted.rows
+    if rows and len(rows) == len(trusted.prompts) and all(r.tokens and len(r.tokens) == len(r.logprobs) for r in rows):
+        return trusted
+    evidence = (f"{len(trusted.prompts)} prompts, {len(rows)} rows",)
+    raise InputError("wrong-shape", f"{origin} is no whole reference", evidence=evidence, hint="make it anew: --save-reference FILE")
+
+
 async def _row(session: Session, prompt: str) -> ReferenceRow | None:
     answer: Answer = await session.api.complete(prompt, max_tokens=1, temperature=0, **session.logprob_options(TOP, chat=False))
     return _kept(answer.tokens[0], answer.usage.prompt_tokens) if answer.tokens else None

@@ -109,3 +109,14 @@ def test_closed_streams(case: tuple[str, ...], tmp_path: Path) -> None:
     assert b"Traceback" not in done.stderr
     assert done.returncode in ((Exit.OK,) if args[0] == "get" else (Exit.USAGE, Exit.UNEXPECTED))
     assert b"unexpected" not in done.stderr
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no /dev/full")
+def test_a_document_that_finds_the_disk_full_is_an_error_as_text() -> None:
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "firstlight", "explain", "oom-gpu", "-o", "json"], stdout=full, stderr=subprocess.PIPE, check=False
+        )
+    assert b"host-io-failed" in done.stderr
+    assert b"Traceback" not in done.stderr
+    assert done.returncode not in (Exit.OK, Exit.INTERRUPTED)

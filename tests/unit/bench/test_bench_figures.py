@@ -1,6 +1,7 @@
 """Figures from time stamps, gauges from text, the tool's JSON, comparisons, refusals: the pure parts of bench."""
 
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pytest
@@ -105,6 +106,14 @@ def test_speed_without_sense_is_refused_with_exit_6() -> None:
         assert (error.value.code, error.value.exit_code) == (code, Exit.VERIFICATION_FAILED)
 
 
+def test_figures_of_a_model_that_is_not_served_are_refused() -> None:
+    sense = CheckResult(name="known-answers", group="coherence", passed=True)
+    absent = CheckResult(name="models", group="contract", passed=False, evidence=["1 listed: other"])
+    with pytest.raises(FirstlightError) as error:
+        refuse_incoherent(Verdict(passed=False, endpoint="e", checks=[sense, absent]), force=False)
+    assert error.value.evidence == ("models: 1 listed: other",)
+
+
 def test_promises_stand_next_to_what_was_measured() -> None:
     bound = Figure(low=90, mid=100, high=110, rung=Rung.COMPUTED)
     seconds = Figure.exact(1.0, Rung.COMPUTED)
@@ -154,13 +163,13 @@ def test_vllm_bench_sends_other_prompts_each_time() -> None:
     assert runs[0]["--seed"] != runs[1]["--seed"]
 
 
-def report(rate: float, **more: object) -> BenchReport:
+def report(rate: float, **more: Any) -> BenchReport:
     p = Percentiles(p50=1 / rate)
     at = BenchPoint(
         concurrency=1, requests=1, failed=0, seconds=1, prompt_tokens=1, output_tokens=1, ttft=p, tpot=p, itl=p, e2el=p,
         tokens_per_second_total=rate, tokens_per_second_per_user=rate,
     )  # fmt: skip
-    return BenchReport(endpoint="e", model="m", tool="builtin", profile="quick", points=[at], **more)  # type: ignore[arg-type]
+    return BenchReport(endpoint="e", model="m", tool="builtin", profile="quick", **{"points": [at], **more})
 
 
 def test_compare_says_better_worse_or_equal_within_noise() -> None:
@@ -169,7 +178,9 @@ def test_compare_says_better_worse_or_equal_within_noise() -> None:
     assert by_name["tpot_p50"].better is True
     assert by_name["tokens_per_second_total"].ratio == pytest.approx(1.2)
     assert {c.better for c in compare(report(100), report(101)).changes} == {None}
-    assert compare(report(100), report(100, forced=True)).differs == ["B was measured without passed coherence"]
+    few = "1 users: 1 and 1 requests: so few differ by chance"
+    assert compare(report(100), report(100, forced=True)).differs == [few, "B was measured without passed coherence"]
+    assert compare(report(100), report(100, points=[])).differs == ["no number of users was measured in both"]
 
 
 def test_goodput_limits_are_read_as_vllm_reads_them() -> None:
@@ -177,3 +188,5 @@ def test_goodput_limits_are_read_as_vllm_reads_them() -> None:
     assert slo_of(()) is None
     with pytest.raises(UsageError):
         slo_of(("latency:5",))
+    with pytest.raises(UsageError):
+        slo_of(("ttft:²",))

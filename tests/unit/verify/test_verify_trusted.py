@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from firstlight.core.errors import FirstlightError
-from firstlight.verify.reference import prompts
+from firstlight.core.reference import Reference, ReferenceRow
+from firstlight.verify.reference import prompts, whole
 from firstlight.verify.trusted import reference_of_folder
 
 
@@ -35,3 +36,14 @@ def test_an_environment_without_transformers_is_named(tmp_path: Path, body: str 
     assert error.value.code == "reference-failed"
     assert error.value.evidence
     assert "--engine-python" in (error.value.hint or "")
+
+
+@pytest.mark.parametrize(
+    ("asked", "rows"),
+    [([], []), (["a", "b"], [([" x"], [-0.1])]), (["a"], [([], [])]), (["a"], [([" x", " y"], [-0.1])])],
+)
+def test_a_reference_that_lost_a_part_is_refused(asked: list[str], rows: list[tuple[list[str], list[float]]]) -> None:
+    kept = [ReferenceRow(prompt_tokens=1, tokens=t, logprobs=v) for t, v in rows]
+    with pytest.raises(FirstlightError) as error:
+        whole(Reference(model="m", taken=0.0, prompts=asked, rows=kept), "trusted.json")
+    assert (error.value.code, error.value.message) == ("wrong-shape", "trusted.json is no whole reference")

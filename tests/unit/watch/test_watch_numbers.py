@@ -56,3 +56,9 @@ def test_settings_of_arguments_and_configurations() -> None:
 def test_the_settings_are_in_the_event_of_the_line() -> None:
     (_, _, figure) = EngineLog("vllm").feed(b"(APIServer pid=9) INFO 10-12 08:00:00 [a.py:1] non-default args: {'max_num_seqs': 4}\n", 1.0)
     assert figure.data["settings"] == {"max_num_seqs": 4}
+
+
+def test_a_number_with_thousands_of_digits_stays_text() -> None:
+    log = EngineLog("vllm")
+    events = log.feed(f"INFO 01-01 00:00:00 [kv_cache_utils.py:1] GPU KV cache size: {'9' * 5000} tokens\n".encode(), 0.0)
+    assert "9" * 5000 in str(events)
