@@ -165,3 +165,14 @@ def test_it_is_small_idle_and_has_a_name_of_its_own(runs: Runs) -> None:
     assert own < 5000, f"{own} kB are its own (Python {sys.version_info[:2]})"
     assert Path(f"/proc/{pid}/cmdline").read_text().startswith("firstlight-guardian of ")
     assert os.getsid(pid) != os.getsid(record(client)["supervisor"]["pid"])
+
+
+def test_a_signal_to_everybody_is_one_request_to_stop(runs: Runs) -> None:
+    client = runs.start("plain")
+    until(client, "ready")
+    before = record(client)
+    for who in ("guardian", "supervisor"):
+        os.kill(before[who]["pid"], signal.SIGTERM)
+    assert until(client, "ended").data["state"] == "stopped"
+    assert [e.kind for e in client.past_events()].count("stopping") == 1
+    assert (client.exit() or {})["returncode"] == 0

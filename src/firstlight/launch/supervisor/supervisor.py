@@ -27,6 +27,7 @@ from .records import EventFile, give_up_reserve, keep_reserve, visible_arguments
 from .requests import VERSION, Requests, status_of
 
 HOLDER_SECONDS = 15.0
+ONE_REQUEST_SECONDS = 0.5
 
 
 class Supervisor:
@@ -59,6 +60,7 @@ class Supervisor:
         self.started = self._engine_started = time.monotonic()
         self.oom = OomWatch()
         self._stop_requests = self._log_offset = 0
+        self._stop_signal = -ONE_REQUEST_SECONDS
 
     def _path(self, name: str) -> str:
         return os.path.join(self.folder, name)
@@ -348,6 +350,7 @@ class Supervisor:
         return found
 
     def _finish(self, state: str, reason: str | None, claim: Claim, *, killed: bool = True) -> None:
+        self.inquest.end()
         found = self._prove(claim, killed=killed)
         remove_cgroup(claim.cgroup)
         self.engine = None
@@ -365,5 +368,9 @@ class Supervisor:
     # requests
 
     def _signalled(self, number: int) -> None:
-        if number in (signal.SIGTERM, signal.SIGINT):
+        """Whoever stops a whole group reaches us twice, by ourselves and through the guardian: that is one request, not the second."""
+        if number not in (signal.SIGTERM, signal.SIGINT):
+            return
+        before, self._stop_signal = self._stop_signal, time.monotonic()
+        if self._stop_signal - before > ONE_REQUEST_SECONDS:
             self.stop()
