@@ -36,8 +36,8 @@ from firstlight.core.verdict import BenchPoint, BenchReport
 
 RESULTS = ROOT / "bench/results/bench_agreement.json"
 LEVELS = (1, 4)
-SENT = Profile(name="agreement", input_tokens=64, output_tokens=64, seconds=20.0, concurrency=4)
-REQUESTS_A_USER = 8
+SENT = Profile(name="agreement", input_tokens=64, output_tokens=64, seconds=12.0, concurrency=4)
+REQUESTS_A_USER = 5
 SAME_REQUESTS = 0.01
 FIGURES = ("ttft", "tpot", "itl", "e2el")
 

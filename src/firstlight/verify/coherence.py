@@ -1,5 +1,7 @@
 """Coherence, black box: does what comes back make sense. No judge model; fixed questions by majority, and statistics."""
 
+from typing import NamedTuple
+
 from firstlight.verify.answers import Answer
 from firstlight.verify.probes import Continuation, Fact, continuations, facts
 from firstlight.verify.session import Outcome, Session
@@ -27,10 +29,34 @@ async def _continues(session: Session, probe: Continuation) -> str | None:
     return None if probe.answer.match(answer.text) else f"{probe.text!r} -> {_shown(answer)}"
 
 
-async def known_answers(session: Session, *, count: int = 5, waves: int = 2) -> Outcome:
-    """Facts any language model knows, in several wordings; more than half must hold. Once that is clear, no more is asked."""
-    asked = facts()[:count]
-    need = len(asked) // 2 + 1
+class Held(NamedTuple):
+    """held of seen facts; wrong: what was answered instead, a line each."""
+
+    held: int
+    seen: int
+    wrong: list[str]
+
+
+async def known_answers(session: Session, *, count: int = 5) -> Outcome:
+    """Facts any language model knows, in several wordings; more than half must hold. Once that is clear, no more is asked.
+
+    Where some of the first five hold and most do not, five more decide: damaged models knew one of five at most, the weakest healthy one
+    (135M, quantized to 4 bits twice) two to three, and all of the other five.
+    """
+    first, further = facts()[:count], facts()[count:]
+    found = await _held(session, first, need=len(first) // 2 + 1)
+    passed = found.held > len(first) // 2
+    if not passed and found.held:
+        need = (len(first) + len(further)) // 2 + 1
+        more = await _held(session, further, need=need - found.held)
+        found = Held(found.held + more.held, found.seen + more.seen, found.wrong + more.wrong)
+        passed = found.held >= need
+    evidence = [f"{found.held} of {found.seen} facts hold", *found.wrong[:4]]
+    return Outcome(passed=passed, evidence=evidence, note=None if passed else _why(session))
+
+
+async def _held(session: Session, asked: list[Fact], *, need: int, waves: int = 2) -> Held:
+    """Every fact in its first wording, those that failed in their second, until `need` hold."""
     held, seen, wrong, failed = 0, 0, list[str](), list[Fact]()
     for wave in range(waves):
         turn, failed = (asked if wave == 0 else failed), []
@@ -43,8 +69,7 @@ async def known_answers(session: Session, *, count: int = 5, waves: int = 2) -> 
             missed = [(f, a) for f, a, ok in zip(batch, answers, right, strict=True) if not ok]
             wrong += [f"{f.wordings[min(wave, len(f.wordings) - 1)]!r} -> {_shown(a)}" for f, a in missed]
             failed += [f for f, _ in missed]
-    passed = held >= need
-    return Outcome(passed=passed, evidence=[f"{held} of {seen} facts hold", *wrong[:4]], note=None if passed else _why(session))
+    return Held(held, seen, wrong)
 
 
 async def _ask(session: Session, fact: Fact, wave: int) -> Answer:
