@@ -220,6 +220,17 @@ def test_no_worker_stays_whoever_is_killed(served: Served) -> None:
         assert [pid for pid in members if f"\n{pid:>7} " in listed] == [], listed
 
 
+def test_down_does_not_say_stopped_of_what_the_unit_starts_again(served: Served) -> None:
+    wait_for(served.active, 300)
+    former = served.runs()[-1]
+    for words in (("down", "tiny"), ("down", "--all")):
+        said = served.cli(*words, ok=False)
+        assert f"kept up by {UNIT}" in said
+        assert "is stopped" not in said
+    assert served.active()
+    assert served.runs()[-1] == former
+
+
 def test_told_to_end_it_ends_in_order_and_stays_down(served: Served) -> None:
     wait_for(served.active, 300)
     served.kill(served.state()["MainPID"], "TERM")

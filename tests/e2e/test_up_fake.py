@@ -165,6 +165,17 @@ def test_a_start_that_fails_ends_with_5_and_its_first_cause(
     assert not alive(run["engine_process"]["pid"])
 
 
+@pytest.mark.parametrize("how", ["dies-on-first-request", "dies-after-ready"])
+def test_an_engine_that_dies_while_it_is_verified_is_told_by_its_cause(firstlight: Firstlight, llama_folder: Path, how: str) -> None:
+    done = firstlight(*up(llama_folder, "--skip", "bench"), env=script(how))
+    assert done.returncode == 5, done.stderr
+    assert "verification-failed" not in done.stderr + done.stdout
+    (run,) = firstlight.runs()
+    assert run["state"] == "failed"
+    assert (run_folder(run) / "diagnosis.json").exists()
+    assert not alive(run["supervisor"]["pid"])
+
+
 def test_kill_9_of_the_engine_while_it_loads_is_noticed_at_once(firstlight: Firstlight, llama_folder: Path) -> None:
     process = firstlight.start(*up(llama_folder, "--attempts", "1"), env=script("slow"))
     run = wait_for(lambda: next((r for r in firstlight.runs() if r["state"] == "loading" and r["engine_process"]), None))

@@ -100,9 +100,12 @@ def choose(session: Session, diagnosis: Diagnosis) -> Remedy | None:
     """The first remedy that changes the plan and may be done: safe ones alone, `ask` ones with a yes or `--allow`."""
     if diagnosis.cause is not None and diagnosis.cause.code == "port-in-use" and session.intent.port is None:
         return ANOTHER_PORT
+    in_force = [(c.field, c.value) for c in session.constraints]
     for remedy in diagnosis.remedies:
         if not remedy.change or remedy.safety is Safety.NEVER or not believed(remedy, diagnosis.facts, session.plan_set):
             continue
+        if all((c.field, c.value) in in_force for c in constraints_of(diagnosis, remedy)):
+            continue  # it did not help
         if remedy.safety is Safety.SAFE and not touches_quality(remedy):
             return remedy
         if session.consent.given(consent_name(remedy), f"Change {_words(remedy.change)}?", evidence=(remedy.because,)):

@@ -2,6 +2,7 @@
 
 import fcntl
 import os
+import re
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,6 +15,8 @@ from firstlight.app.remotecode import RECORD
 from firstlight.app.store import RunFolder
 from firstlight.core.errors import FirstlightError, UsageError
 from firstlight.core.ids import slug
+from firstlight.core.run import Run
+from firstlight.launch.supervisor import procfs
 
 STRUCTS = ("intent.json", "checkpoint.json", "machine.json", "plan.json", "launch.json", "endpoint.json", "overlay.json", "verdict.json")
 SYSTEM_FOLDER = "/etc/firstlight/services"
@@ -98,6 +101,24 @@ def find_service(name: str, scope: str | None) -> tuple[str, Path]:
     raise UsageError(
         "service-not-found", f"no service is called {name!r}", evidence=(f"installed: {names}",), hint="firstlight service list"
     )
+
+
+def refuse_kept_up(run: Run) -> None:
+    """Raises UsageError `kept-by-a-service` where a living run of this machine is a service's: its unit would start it again."""
+    boss = run.supervisor
+    if run.host != "local" or boss is None or not procfs.same(boss.pid, boss.start_ticks):
+        return
+    try:
+        units = re.findall(r"/(firstlight-[^/\n]+\.service)", Path(f"/proc/{boss.pid}/cgroup").read_text())
+    except OSError:
+        return
+    if units:
+        raise UsageError(
+            "kept-by-a-service",
+            f"{run.name!r} is kept up by {units[-1]}, which would start it again",
+            evidence=(f"run {run.id}",),
+            hint=f"firstlight service uninstall {run.name}; systemctl stop {units[-1]} (--user for your own) stops it until the next boot",
+        )
 
 
 @contextmanager

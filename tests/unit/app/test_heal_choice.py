@@ -23,7 +23,8 @@ def session(*allowed: str, port: int | None = None) -> Any:
         asked.append(name)
         return name in allowed
 
-    return SimpleNamespace(intent=Intent(model="m", port=port), consent=SimpleNamespace(given=given), asked=asked, plan_set=None)
+    consent = SimpleNamespace(given=given)
+    return SimpleNamespace(intent=Intent(model="m", port=port), consent=consent, asked=asked, plan_set=None, constraints=[])
 
 
 def failed(*remedies: Remedy, code: str = "some-cause") -> Diagnosis:
@@ -43,6 +44,13 @@ def test_safe_alone_ask_with_a_yes_never_never() -> None:
     asking = session()
     choose(asking, failed(EAGER))
     assert asking.asked == ["enforce-eager"]
+
+
+def test_what_is_in_force_did_not_help_and_is_not_taken_again() -> None:
+    again = session("enforce-eager")
+    again.constraints = constraints_of(failed(LESS), LESS)
+    assert choose(again, failed(LESS)) is None
+    assert choose(again, failed(LESS, EAGER)) == EAGER
 
 
 @pytest.mark.parametrize(

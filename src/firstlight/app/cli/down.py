@@ -22,6 +22,7 @@ NEWER = "schema-newer"
 def command(run: str | None, every: bool, kill: bool, output: str) -> int:
     """Stops RUN (a name, an id or its beginning) gracefully, then its whole group; frees port and memory."""
     from firstlight.app.ending import end, outlived
+    from firstlight.app.services import refuse_kept_up
     from firstlight.app.store import RunStore
     from firstlight.core.errors import InputError, UsageError
     from firstlight.core.run import TERMINAL
@@ -36,6 +37,7 @@ def command(run: str | None, every: bool, kill: bool, output: str) -> int:
         over = folder.run.state in TERMINAL and not outlived(folder)
     except InputError as e:
         return _damaged(folder, e, kill=kill)
+    refuse_kept_up(folder.run)
     ended = end(folder, kill=kill)
     said = f"was over already: {ended.state}" if over else "is stopped; nothing of it is left"
     emit(ended, output, lambda: click.echo(f"{glyphs().ok} {ended.name} {said}"))
@@ -45,6 +47,7 @@ def command(run: str | None, every: bool, kill: bool, output: str) -> int:
 def _all(store: "RunStore", output: str, *, kill: bool) -> int:
     """Runs whose record is damaged are ended too; those of a newer schema are named and left alone. One that stays hinders none."""
     from firstlight.app.ending import end, outlived
+    from firstlight.app.services import refuse_kept_up
     from firstlight.core.errors import FirstlightError, InputError
     from firstlight.core.run import TERMINAL
 
@@ -60,6 +63,7 @@ def _all(store: "RunStore", output: str, *, kill: bool) -> int:
                 _damaged(folder, e, kill=kill)
             continue
         try:
+            refuse_kept_up(folder.run)
             rows += [end(folder, kill=kill)] if live else []
         except FirstlightError as e:
             failed = e

@@ -23,12 +23,14 @@ class EngineFailed(EngineError):
         self.diagnosis = diagnosis
 
 
-async def failed(session: Session, data: dict[str, Any]) -> EngineFailed:
-    """The diagnosis of a dead engine, written into the run and shown with its decisive lines."""
+async def failed(session: Session, data: dict[str, Any], *, end: int | None = None) -> EngineFailed:
+    """The diagnosis of a dead engine, written into the run and shown with its decisive lines. end: the byte of the log where another
+    life of the engine begins.
+    """
     assert session.folder is not None
     session.emitter.emit("died", **data)
     log = session.folder.log_there
-    text = await asyncio.to_thread(_read, session.host, log)
+    text = (await asyncio.to_thread(_read, session.host, log))[:end]
     if not session.host.is_local:
         session.folder.write(f"attempts/{session.attempt}/engine.log", text)  # a bug report needs it here
     diagnosis = never_started(data)
@@ -39,6 +41,16 @@ async def failed(session: Session, data: dict[str, Any]) -> EngineFailed:
     lines = [f"line {e.line}: {e.text.strip()[:200]}" for e in diagnosis.cause.evidence[:4]] if diagnosis.cause else last_lines(text)
     evidence = [_how_it_ended(data), *lines, f"full log: {log}"]
     return EngineFailed(diagnosis, evidence=tuple(e for e in evidence if e), hint=first_hint(diagnosis))
+
+
+async def died_since(session: Session, byte: int) -> EngineFailed | None:
+    """Of an engine that died while it was verified: why it died, and not what the checks saw of it. byte: of the supervisor's events."""
+    events = await asyncio.to_thread(session.supervisor.past_events, byte) if session.supervisor is not None else []
+    death = next((i for i, event in enumerate(events) if event.kind == "died"), None)
+    if death is None:
+        return None
+    next_life = [event.data.get("log_offset") for event in events[death:] if event.kind == "engine-started"]
+    return await failed(session, events[death].data, end=next_life[0] if next_life else None)
 
 
 async def port_stolen(session: Session, data: dict[str, Any]) -> EngineFailed:

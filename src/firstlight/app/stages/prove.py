@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from firstlight.app.elsewhere import reached
 from firstlight.app.session import Session
+from firstlight.app.stages.failing import died_since
 from firstlight.core.errors import Exit, FirstlightError
 from firstlight.core.run import Endpoint, RunState
 from firstlight.core.verdict import BenchReport, Blame, CheckResult, Verdict
@@ -41,6 +42,7 @@ async def verify(session: Session) -> str:
 
     endpoint = endpoint_of(session)
     until = time.monotonic() + LOST_SECONDS
+    heard = await asyncio.to_thread(session.supervisor.past_events) if session.supervisor is not None else []
     while True:
         with reached(endpoint, session.host) as way:
             verdict = session.verdict = await verify_endpoint(
@@ -55,6 +57,8 @@ async def verify(session: Session) -> str:
                 break
         session.emitter.emit("say", text=f"the connection to {session.host.name} was lost meanwhile: asking again")
     session.save(verdict, "verdict.json")
+    if not verdict.passed and (death := await died_since(session, heard[-1].byte if heard else 0)):
+        raise death
     if verdict.passed and session.folder:
         session.folder.update(state=RunState.VERIFIED, verified=time.time())
     return summary(verdict)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import time
 from collections.abc import Generator, Mapping, Sequence
 from typing import Any
 
 from .children import Children
+from .ending import send
 from .members import HOOK
 
 PATIENCE_SECONDS = 60.0
@@ -50,6 +52,11 @@ class Inquest:
             return {**found, "made": True, "restart": found.get("restart") is not False}
         except (OSError, ValueError, TypeError, AttributeError):
             return _none(f"exit status {status} without an answer")
+
+    def end(self) -> None:
+        """The run is over: nobody waits for an answer."""
+        if self._pid is not None and self._children.status(self._pid) is None:
+            send([self._pid], signal.SIGKILL)
 
 
 def _none(because: str) -> dict[str, Any]:
