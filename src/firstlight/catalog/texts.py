@@ -9,6 +9,8 @@ import re
 from functools import cache
 from importlib import resources
 
+READ = 2000  # characters of a message that are looked at
+
 
 @cache
 def load_texts(engine: str) -> tuple[tuple[str, str], ...]:
@@ -45,6 +47,7 @@ def load_names(engine: str) -> dict[str, str]:
 
 def place_of_text(engine: str, text: str) -> str | None:
     """The place that prints a message, by its longest fixed part that is known, else by the class that Python names; None without."""
+    text = text[:READ]
     if found := next((place for part, place in load_texts(engine) if part in text), None):
         return found
     m = _NAMES.search(text)
