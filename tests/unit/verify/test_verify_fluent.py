@@ -128,6 +128,18 @@ async def test_base_embedding_and_reward_models_get_their_own_checks(good: Endpo
         assert not (await verify(endpoint, claims=Claims(kind="embedding"))).passed
 
 
+async def test_a_weak_model_that_knows_few_of_the_first_facts_is_asked_more() -> None:
+    with fluent("forgetful") as endpoint:
+        weak = await verify(endpoint, checks=["known-answers"])
+    with fluent("ignorant") as endpoint:
+        ignorant = await verify(endpoint, checks=["known-answers"])
+    found = next(c for c in weak.checks if c.name == "known-answers")
+    assert found.passed
+    assert found.evidence[0].startswith("6 of ")
+    assert "known-answers" in failed(ignorant)
+    assert next(c for c in ignorant.checks if c.name == "known-answers").evidence[0] == "1 of 10 facts hold"
+
+
 async def test_an_accepted_failure_passes_and_stays_visible() -> None:
     with fluent("miscount") as endpoint:
         verdict = await verify(endpoint, checks=["usage"], accept=frozenset({"usage"}))

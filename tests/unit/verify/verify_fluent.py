@@ -26,6 +26,8 @@ from firstlight.verify.probes import continuations, facts
 FAULTS = set(sys.argv[2:])
 CONTEXT = 4096
 FACTS = {w: f.answer.pattern.split("|")[0].replace("\\b", "") for f in facts() for w in f.wordings}
+LOST = facts()[2:5] if "forgetful" in FAULTS else facts()[1:] if "ignorant" in FAULTS else []
+FACTS = {w: said for w, said in FACTS.items() if not any(w in f.wordings for f in LOST)}
 NEXT = {c.text: c.answer.pattern[len("\\s*(?:") : -1].replace("\\", "") for c in continuations()}
 running = 0
 
