@@ -11,7 +11,9 @@ LOST = "NVRM: Xid (PCI:0000:01:00): 79, pid=1, GPU has fallen off the bus."
 
 
 def events(folder: Path) -> list[dict[str, object]]:
-    return [json.loads(line) for line in (folder / "attempts/1/supervisor.jsonl").read_text().splitlines()]
+    """Of the attempt that serves: the first one's port may have gone to another test."""
+    last = json.loads((folder / "run.json").read_text())["attempt"]
+    return [json.loads(line) for line in (folder / f"attempts/{last}/supervisor.jsonl").read_text().splitlines()]
 
 
 def up(firstlight: Firstlight, model: Path, script: str, *more: str) -> Path:
