@@ -262,6 +262,22 @@ def test_a_program_that_is_gone_is_not_restarted(served: Served) -> None:
     path.write_text(before)
 
 
+def test_status_of_a_service_that_cannot_start_says_its_exit_status_and_where_the_cause_is(served: Served) -> None:
+    launch = served.machine.path("/etc/firstlight/services/tiny/launch.json")
+    former = launch.read_text()
+    try:
+        launch.write_text("{{{")
+        served.restart()
+        wait_for(lambda: served.state()["ActiveState"] == "failed", 60)
+        said = served.cli("service", "status", "tiny", ok=False)
+        assert "exit status 2: firstlight service logs tiny --journal" in said
+        assert "not-json" in served.machine.run("journalctl", "-u", UNIT, "-n", "40", "--no-pager").stdout
+    finally:
+        launch.write_text(former)
+        served.restart()
+    wait_for(served.active, 300)
+
+
 def test_a_crash_loop_stops(served: Served) -> None:
     lines = (Path(__file__).parents[1] / "fake_engine" / "scripts" / "oom-weights.json").read_text()
     core = next(step["spawn"]["steps"] for step in json.loads(lines)["steps"] if "spawn" in step)

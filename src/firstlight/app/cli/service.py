@@ -124,6 +124,8 @@ def status(name: str, scope: str | None, host: str, output: str) -> int:
         click.echo(f"{mark} {state.unit} ({found}) is {state.active} ({state.sub})")
         click.echo(f"  {state.status or 'it says nothing'}")
         click.echo(f"  restarts {state.restarts} · last result {state.result} · pid {state.pid or '-'}")
+        if state.active == "failed":
+            click.echo(f"  exit status {state.exit_code}: firstlight service logs {name} --journal says why")
 
     emit(state, output, human)
     return Exit.OK if state.active == "active" else Exit.ENGINE_FAILED
