@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import select
 import sys
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -28,6 +29,7 @@ from firstlight.watch.state import EngineLog, LogEvent
 
 CHUNK = 1 << 20
 OVER_SECONDS = 2.0
+INTERRUPTIBLE_SECONDS = 0.2
 HISTORY = 5
 Take = Callable[[LogEvent | Beat], None]
 
@@ -95,7 +97,7 @@ async def watch_target(target: Target, take: Take, *, replay: bool) -> EngineLog
     replay = replay or (target.path is not None and not target.live and target.name != "stdin" and _finished(host, target.path))
     log = EngineLog(target.engine, target.version, stamped=replay)
     if replay:
-        replay_file(log, target, take)
+        await replay_file(log, target, take)
         return log
     engine = target.engine if target.engine != "auto" else "vllm"
     eta = Eta(
@@ -144,11 +146,12 @@ def _finished(host: Host, path: str) -> bool:
     return found is None or time.time() - (found.modified or 0.0) > 60
 
 
-def replay_file(log: EngineLog, target: Target, take: Take) -> None:
-    """Every event of a file, with the times that its lines carry."""
+async def replay_file(log: EngineLog, target: Target, take: Take) -> None:
+    """Every event of a file, with the times that its lines carry; Ctrl-C is heard between two pieces."""
     for chunk in file_chunks(target):
         for event in log.feed(chunk, 0.0):
             take(event)
+        await asyncio.sleep(0)
     for event in log.close(0.0):
         take(event)
 
@@ -175,8 +178,14 @@ def _pieces_there(host: Host, path: str) -> Iterator[bytes]:
 
 
 async def stdin_chunks() -> AsyncIterator[bytes]:
-    """Standard input as it comes."""
-    while chunk := await asyncio.to_thread(os.read, sys.stdin.fileno(), CHUNK):
+    """Standard input as it comes. Nothing blocks in reading: Ctrl-C ends a pipe that is silent, too."""
+    descriptor = sys.stdin.fileno()
+    while True:
+        readable, _, _ = await asyncio.to_thread(select.select, [descriptor], [], [], INTERRUPTIBLE_SECONDS)
+        if not readable:
+            continue
+        if not (chunk := os.read(descriptor, CHUNK)):
+            return
         yield chunk
 
 
