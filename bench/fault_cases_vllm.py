@@ -138,7 +138,7 @@ def out_of_memory_serving(kit: Kit) -> Result:
                 os.waitpid(pid, 0)
         end = until(client, "died", seconds=90, after=since)
         ended = until(client, "ended", after=since, seconds=60)
-        what = found.data.get("command") or "the API server"
+        what = found.data.get("command") or "APIServer"
         how = end.data["signal"] or f"exit {end.data['returncode']}"
         return Result(
             None,
