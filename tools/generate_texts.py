@@ -3,9 +3,9 @@
     python tools/generate_texts.py PACKAGE/vllm [PACKAGE/vllm ...] [SITE/transformers ...]
     (unpacked releases, the oldest first, then its libraries)
 
-Writes src/firstlight/catalog/engines/vllm/texts.txt. Kept is the longest fixed part of each raise and assert, cut at 52 characters,
-where it is long enough to be nobody else's and all places that print it are known by one rule of rules/components.toml; and the names
-of the engine's classes (not of models), with which Python says whose attribute is missing.
+Writes src/firstlight/catalog/engines/vllm/texts.txt. Kept is a digest of how the longest fixed part of each raise and assert begins, where
+it is long enough to be nobody else's and all places that print it are known by one rule of rules/components.toml; and the names of the
+engine's classes (not of models), with which Python says whose attribute is missing.
 """
 
 import ast
@@ -20,9 +20,9 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "bench"))
 import diagnose_texts
 
 from firstlight.catalog.rules import builtin_rules
+from firstlight.catalog.texts import digest_of
 
 FILE = Path(__file__).parents[1] / "src" / "firstlight" / "catalog" / "engines" / "vllm" / "texts.txt"
-KEPT = 52
 HOLE = "\x00"
 NOT_IN_A_SERVER = re.compile(
     r"^transformers/(?:models|pipelines|generation|exporters|distributed|commands|trainer|data|onnx|testing)"
@@ -43,14 +43,14 @@ def place_of(text: diagnose_texts.Text) -> str:
 
 
 def own_part(message: str) -> str | None:
-    """The longest fixed part of a message, None where it could be anybody's."""
+    """The digest of the longest fixed part of a message, None where it could be anybody's."""
     part = max(re.split(f"[{HOLE}\n]", message), key=len).strip()
     words = part.count(" ") + 1
-    return part[:KEPT].strip() if (len(part) >= 24 and words >= 4) or (len(part) >= 32 and words >= 3) else None
+    return digest_of(part) if (len(part) >= 24 and words >= 4) or (len(part) >= 32 and words >= 3) else None
 
 
 def collect(packages: Sequence[Path]) -> tuple[Places, Places]:
-    """Fixed parts of messages, and names of classes, each with the places that have it, the newest last. A file that did not change is
+    """Digests of messages, and names of classes, each with the places that have it, the newest last. A file that did not change is
     read once."""
     texts: Places = {}
     names: Places = {}
