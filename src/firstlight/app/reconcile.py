@@ -14,16 +14,18 @@ PROVEN = frozenset({RunState.READY, RunState.VERIFIED, RunState.SERVING})
 
 def reconcile(folder: RunFolder) -> Run:
     """The run as it is now; its record is brought up to date where it is behind. Nothing is stopped or started."""
-    run = folder.run
+    busy = RunStore().claimed(folder.run.name)
+    run = folder.run  # read after: who was at work until just now has written its last word
     if run.state in TERMINAL:
         return run
     try:
-        state, reason = _look(folder, run)
+        state, reason = _look(folder, run, busy)
     except HostError as e:
         return _changed(run, run.state, e.message)
     if (state, reason) == (run.state, run.reason):
         return run
-    return record(folder, run, state, reason)
+    now = folder.run
+    return record(folder, run, state, reason) if now.updated == run.updated else now  # another firstlight's word is newer
 
 
 def record(folder: RunFolder, run: Run, state: RunState, reason: str | None) -> Run:
@@ -34,11 +36,10 @@ def record(folder: RunFolder, run: Run, state: RunState, reason: str | None) -> 
         return _changed(run, state, reason)
 
 
-def _look(folder: RunFolder, run: Run) -> tuple[RunState, str | None]:
+def _look(folder: RunFolder, run: Run, busy: bool) -> tuple[RunState, str | None]:
     from firstlight.launch.client import SupervisorClient
     from firstlight.probe.hosts import open_host
 
-    busy = RunStore().claimed(run.name)
     try:
         status = SupervisorClient(open_host(run.host), folder.attempt_there).status()
     except FirstlightError as e:
@@ -61,7 +62,8 @@ def _supervised(run: Run, state: str, reason: str | None, busy: bool) -> tuple[R
         case "restarting":
             return RunState.STARTING, "the engine is started again"
         case "ready":
-            return (run.state, None) if run.state in PROVEN or busy else (RunState.READY, "not verified")
+            why = run.reason if run.state is RunState.READY else None
+            return (run.state, why) if run.state in PROVEN or busy else (RunState.READY, "not verified")
         case _:
             return (run.state, None) if busy else (RunState.STARTING, None)
 

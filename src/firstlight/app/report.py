@@ -68,7 +68,10 @@ CALLS: dict[str, tuple[str, dict[str, Any]]] = {
     "embedding": ("/embeddings", {"input": "Paris is the capital of France."}),
     "base": ("/completions", {"prompt": "The capital of France is", "max_tokens": 8}),
 }
-CHAT: tuple[str, dict[str, Any]] = ("/chat/completions", {"messages": [{"role": "user", "content": "Name the capital of France."}]})
+CHAT: tuple[str, dict[str, Any]] = (
+    "/chat/completions",
+    {"messages": [{"role": "user", "content": "Name the capital of France."}], "temperature": 0},
+)
 
 
 def curl_line(endpoint: Endpoint, kind: str | None = None) -> str:

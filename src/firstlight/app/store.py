@@ -20,6 +20,7 @@ from firstlight.core.run import TERMINAL, Run, RunState
 from firstlight.core.schema import decode, encode
 
 T = TypeVar("T", bound=msgspec.Struct)
+LOOKS = 10
 
 
 class RunFolder:
@@ -117,6 +118,18 @@ class RunFolder:
         return f"{self.attempt_there}/engine.log"
 
 
+def _lock(handle: int) -> None:
+    """For ourselves, or OSError: who only looks whether it is taken (`claimed`) holds it for an instant and is waited for."""
+    for left in range(LOOKS, -1, -1):
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except OSError:
+            if not left:
+                raise
+            time.sleep(0.01)
+
+
 def _unwritable(path: Path, error: OSError) -> FirstlightError:
     return FirstlightError(
         "run-folder-unwritable",
@@ -204,7 +217,7 @@ class RunStore:
         path = self.root.parent / "locks" / f"{slug(name)}.lock"
         try:
             with open(path, "rb") as handle:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except FileNotFoundError:
             return False
         except OSError:
@@ -222,7 +235,7 @@ class RunStore:
             raise _unwritable(locks, e) from None
         with handle:
             try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                _lock(handle.fileno())
             except OSError:
                 handle.seek(0)
                 holder = (handle.read(200) or b"").decode("utf-8", "replace").strip() or "another firstlight"
