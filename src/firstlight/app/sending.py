@@ -91,7 +91,7 @@ class _Sender:
             await self._send(source, part, max(have, 0))
 
     async def _send(self, source: str, part: str, have: int) -> None:
-        """Some more of it. Raises HostError `copy-failed` for what is no cut."""
+        """Some more of it. Raises HostError `copy-failed` for what is no cut: an sftp that ends without a word was cut."""
         if not (self.by_sftp and _speakable(source + part)):
             await self._piece(source, part, have)
             return
@@ -99,7 +99,7 @@ class _Sender:
         code, said = await run_tool(_sftp(self.host), os.fsencode(f"{verb} {_quoted(source)} {_quoted(part)}\n"))
         if any(word in said for word in _NO_SFTP):
             self.by_sftp = False
-        elif code not in (0, 255) and b"Connection" not in said and b"connection" not in said:
+        elif code not in (0, 255) and said.strip() and b"connection" not in said.lower():
             raise not_copied(self.host, source, said)
 
     async def _piece(self, source: str, part: str, have: int) -> None:
