@@ -17,14 +17,12 @@ sys.path.insert(0, str(ROOT / "tests"))
 
 import argparse
 import asyncio
-import fcntl
 import json
 import statistics
 import subprocess
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
+from alone import alone
 from corrupt import engines
 
 from firstlight.bench import bench
@@ -55,15 +53,6 @@ def _ms(seconds: float | None) -> float | None:
     return None if seconds is None else round(seconds * 1000, 3)
 
 
-@contextmanager
-def quiet(lock: str | None) -> Iterator[None]:
-    """Nothing else is measured meanwhile, where a lock file is given."""
-    with open(lock or "/dev/null", "w") as file:
-        if lock:
-            fcntl.flock(file, fcntl.LOCK_EX)
-        yield
-
-
 def ours(args: argparse.Namespace, endpoint: Endpoint, level: int) -> BenchPoint:
     """One level of the built-in sweep, in the form that `vllm bench serve` sends: /completions."""
     bench.FORMS = (("/completions", True),)
@@ -85,7 +74,7 @@ def beside_vllm(args: argparse.Namespace) -> list[dict[str, Any]]:
         print(f"firstlight bench --tool vllm: {by_command(args, endpoint).headline}", flush=True)
         for round_ in range(args.rounds):
             for level in LEVELS:
-                with quiet(args.lock):
+                with alone(args.lock):
                     rows += [shown(row("vllm", tool, round_, measure(args, endpoint, level))) for tool, measure in tools]
             tools.reverse()
     return rows
@@ -102,7 +91,7 @@ def beside_llamacpp(args: argparse.Namespace) -> list[dict[str, Any]]:
     rows = []
     with engines.llamacpp(Path(args.source), parallel=4) as endpoint:
         for round_, level in ((r, level) for r in range(args.rounds) for level in LEVELS):
-            with quiet(args.lock):
+            with alone(args.lock):
                 rows.append(shown(row("llamacpp", "firstlight", round_, ours(args, endpoint, level))))
     return rows
 

@@ -15,12 +15,12 @@ sys.path.insert(0, str(ROOT / "tests"))
 
 import argparse
 import asyncio
-import fcntl
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
+from alone import alone
 from corrupt import engines, hf_folder
 
 from firstlight.core.run import Endpoint
@@ -73,15 +73,6 @@ STARTS = {
         "vllm", "second", ("--enable-auto-tool-choice", "--tool-call-parser", "llama3_json"), {"tools": PASSED}
     ),
 }
-
-
-@contextmanager
-def alone(lock: str | None) -> Iterator[None]:
-    """One vLLM at a time, where a lock file is given."""
-    with open(lock or "/dev/null", "w") as file:
-        if lock:
-            fcntl.flock(file, fcntl.LOCK_EX)
-        yield
 
 
 @contextmanager

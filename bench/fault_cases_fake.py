@@ -38,7 +38,7 @@ from firstlight.core.checkpoint import Checkpoint
 from firstlight.core.errors import FirstlightError
 from firstlight.core.plan import JsonPatch, OverlaySpec
 from firstlight.launch.caches import with_caches
-from firstlight.launch.client import Alive, Options, Restart, SupervisorClient
+from firstlight.launch.client import Alive, Options, Restart, SupervisorClient, SupervisorStatus
 from firstlight.launch.overlay import lay_overlay
 from firstlight.launch.ownership import adopt, find_marked, find_processes
 from firstlight.launch.supervisor import procfs
@@ -78,6 +78,12 @@ def unsupervised(client: SupervisorClient, since: float, *, timeout: float = 20.
     )
 
 
+def unseen(client: SupervisorClient, since: float, *, grace: float) -> tuple[float, SupervisorStatus]:
+    """The supervisor is stopped: seconds until that is seen, and how `down` left it."""
+    assert not client.status().answering
+    return time.time() - since, client.stop(grace_seconds=grace)
+
+
 def unguarded(client: SupervisorClient) -> float:
     """Supervisor and guardian killed at once; returns when."""
     guardian, boss = guardian_pid(client), supervisor_pid(client)
@@ -85,6 +91,12 @@ def unguarded(client: SupervisorClient) -> float:
     strike(boss)
     wait(lambda: not find_processes(HOST, client.folder).supervised)
     return since
+
+
+def swept(client: SupervisorClient, since: float) -> tuple[float, dict[str, Any]]:
+    """Nobody watches over the engine: seconds until that is seen, and the proof of the next command, which ends what is left."""
+    wait(lambda: find_processes(HOST, client.folder).orphaned)
+    return time.time() - since, client.sweep()
 
 
 # engine processes
@@ -307,10 +319,7 @@ def _(kit: Kit) -> Result:
 @case("SIGKILL of supervisor and guardian, and the engine ignores SIGTERM")
 def _(kit: Kit) -> Result:
     client = kit.ready(kit.start(kit.fake("deaf")))
-    since = unguarded(client)
-    wait(lambda: find_processes(HOST, client.folder).orphaned)
-    noticed = time.time() - since
-    proof = client.sweep()
+    noticed, proof = swept(client, unguarded(client))
     return Result(noticed, f"the next command finds it by its records, ended {len(proof['ended'])} process, clean={proof['clean']}")
 
 
@@ -326,12 +335,10 @@ def _(kit: Kit) -> Result:
 @case("SIGSTOP of the guardian, then SIGKILL of the supervisor")
 def _(kit: Kit) -> Result:
     client = kit.ready(kit.start(kit.fake("deaf")))
-    strike(guardian_pid(client), "SIGSTOP")
-    since = strike(supervisor_pid(client))
-    wait(lambda: find_processes(HOST, client.folder).orphaned)
-    noticed = time.time() - since
-    proof = client.sweep()
-    os.kill(guardian_pid(client), signal.SIGKILL)
+    guardian = guardian_pid(client)
+    strike(guardian, "SIGSTOP")
+    noticed, proof = swept(client, strike(supervisor_pid(client)))
+    wait(lambda: not os.path.exists(f"/proc/{guardian}"))
     return Result(noticed, f"the next command ends what is left, clean={proof['clean']}")
 
 
@@ -425,9 +432,7 @@ def _(kit: Kit) -> Result:
     client = kit.ready(kit.start(kit.fake("workers")))
     engine, since = engine_pid(client), unguarded(client)
     os.kill(engine, signal.SIGKILL)
-    wait(lambda: find_processes(HOST, client.folder).orphaned)
-    noticed = time.time() - since
-    proof = client.sweep()
+    noticed, proof = swept(client, since)
     return Result(noticed, f"{len(proof['ended'])} orphans found by cgroup, session and records, ended, clean={proof['clean']}")
 
 

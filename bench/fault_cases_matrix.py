@@ -6,7 +6,7 @@ import time
 from functools import partial
 from typing import Any
 
-from fault_cases_fake import died, unsupervised
+from fault_cases_fake import died, unseen, unsupervised
 from fault_kit import Case, Kit, Result, engine_pid, log_has, named, strike, supervisor_pid, until, wait
 
 from firstlight.launch.client import SupervisorClient
@@ -45,9 +45,7 @@ def supervisor(signal: str, phase: str, kit: Kit) -> Result:
     since = strike(supervisor_pid(client), signal)
     if signal != "SIGSTOP":
         return unsupervised(client, since)
-    assert not client.status().answering
-    noticed = time.time() - since
-    client.stop(grace_seconds=1)
+    noticed, _ = unseen(client, since, grace=1)
     return Result(noticed, "seen to be stopped; down killed it and swept the engine")
 
 

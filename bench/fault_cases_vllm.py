@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 
 from fault_cases_engines import _member_died
-from fault_cases_fake import died, unsupervised
+from fault_cases_fake import died, unseen, unsupervised
 from fault_kit import Case, Kit, Result, engine_pid, memory_limit, named, post, strike, supervisor_pid, until, wait, with_changes
 
 from firstlight.core.run import LaunchSpec
@@ -78,10 +78,8 @@ def supervisor(signal: str, phase: str, kit: Kit) -> Result:
     since = strike(supervisor_pid(client), signal)
     if signal != "SIGSTOP":
         return unsupervised(client, since)
-    assert not client.status().answering
-    noticed = time.time() - since
     begun = time.monotonic()
-    ended = client.stop(grace_seconds=3)
+    noticed, ended = unseen(client, since, grace=3)
     return Result(
         noticed, f"seen to be stopped; down ended it in {time.monotonic() - begun:.1f} s, clean={(ended.exit or {})['proof']['clean']}"
     )

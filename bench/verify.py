@@ -18,7 +18,6 @@ sys.path.insert(0, str(ROOT / "tests"))
 
 import argparse
 import asyncio
-import fcntl
 import json
 import time
 from collections.abc import Iterator
@@ -26,6 +25,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Any, NamedTuple
 
 import httpx2
+from alone import alone
 from corrupt import engines, gguf_models, hf_folder
 
 from firstlight.core.reference import Reference
@@ -78,17 +78,6 @@ def rows_wanted(engine: str, args: argparse.Namespace) -> list[tuple[str, str]]:
     rows = [("healthy", n) for n in healthy] + [("gross", n) for n in gross] + [("mild", n) for n in gguf_models.MILD]
     starts = list(dict.fromkeys(recipe(engine, n).start for _, n in rows))
     return sorted(rows, key=lambda r: starts.index(recipe(engine, r[1]).start))
-
-
-@contextmanager
-def alone(lock: str | None) -> Iterator[None]:
-    """One heavy engine at a time, where a lock file is given."""
-    if lock is None:
-        yield
-        return
-    with open(lock, "w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
 
 
 class Recipe(NamedTuple):

@@ -13,7 +13,7 @@ import pytest
 TESTS = Path(__file__).parents[1]
 sys.path.insert(0, str(TESTS / "facts"))
 
-from loopback_sshd import Sshd, needed  # noqa: E402
+from loopback_sshd import Sshd, running  # noqa: E402
 
 from firstlight.core.errors import FirstlightError, HostError  # noqa: E402
 from firstlight.core.run import LaunchSpec  # noqa: E402
@@ -27,10 +27,8 @@ STEPS = [{"log": "starting on {port}"}, {"serve": {}}, {"sleep": 0.3}, {"exit": 
 
 @pytest.fixture
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sshd]:
-    needed()
-    server = Sshd(tmp_path_factory.mktemp("sshd"))
-    yield server
-    server.stop()
+    with running(tmp_path_factory.mktemp("sshd")) as server:
+        yield server
 
 
 class Follower(threading.Thread):

@@ -14,7 +14,7 @@ import pytest
 TESTS = Path(__file__).parents[1]
 sys.path.insert(0, str(TESTS / "facts"))
 
-from loopback_sshd import Sshd, needed  # noqa: E402
+from loopback_sshd import Sshd, running  # noqa: E402
 
 from firstlight.core.run import LaunchSpec  # noqa: E402
 from firstlight.launch.client import SupervisorClient, start  # noqa: E402
@@ -25,10 +25,8 @@ from firstlight.probe.ssh import SshHost  # noqa: E402
 
 @pytest.fixture
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sshd]:
-    needed()
-    server = Sshd(tmp_path_factory.mktemp("sshd"))
-    yield server
-    server.stop()
+    with running(tmp_path_factory.mktemp("sshd")) as server:
+        yield server
 
 
 def deaf_engine() -> LaunchSpec:

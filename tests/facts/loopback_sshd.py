@@ -6,6 +6,7 @@ import shutil
 import socket
 import subprocess
 import time
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -18,6 +19,15 @@ def needed() -> None:
     """Skips where there is no server to be had; CI installs one."""
     if SSHD is None or shutil.which("ssh") is None:
         pytest.skip("no OpenSSH server on this machine (`apt-get install openssh-server`)")
+
+
+@contextlib.contextmanager
+def running(folder: Path, *, extra: str = "") -> Iterator["Sshd"]:
+    """A server for as long as the block lasts; skips where there is none to be had."""
+    needed()
+    server = Sshd(folder, extra=extra)
+    yield server
+    server.stop()
 
 
 class Sshd:

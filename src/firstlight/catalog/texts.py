@@ -27,6 +27,7 @@ def load_texts(engine: str) -> dict[str, str]:
     return {mark: place for kind, mark, place in _rows(engine) if kind == " "}
 
 
+@cache
 def _rows(engine: str) -> list[tuple[str, str, str]]:
     """(kind, digest or name, place)"""
     file = resources.files("firstlight.catalog") / "engines" / engine / "texts.txt"

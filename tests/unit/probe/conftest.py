@@ -9,21 +9,18 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "facts"))
 
-from loopback_sshd import Sshd, needed
+from loopback_sshd import Sshd, running
 
 
 @pytest.fixture(scope="session")
 def sshd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sshd]:
-    needed()
-    server = Sshd(tmp_path_factory.mktemp("sshd"))
-    yield server
-    server.stop()
+    with running(tmp_path_factory.mktemp("sshd")) as server:
+        yield server
 
 
 @pytest.fixture(scope="session")
 def bare_sshd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sshd]:
     """A host with POSIX tools and no Python, as its PATH says."""
-    needed()
     tools = tmp_path_factory.mktemp("tools")
     for name in (
         "sh",
@@ -49,16 +46,14 @@ def bare_sshd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sshd]:
         path = shutil.which(name)
         if path:
             (tools / name).symlink_to(path)
-    server = Sshd(tmp_path_factory.mktemp("bare"), extra=f'ForceCommand PATH={tools}; export PATH; exec sh -c "$SSH_ORIGINAL_COMMAND"')
-    yield server
-    server.stop()
+    only = f'ForceCommand PATH={tools}; export PATH; exec sh -c "$SSH_ORIGINAL_COMMAND"'
+    with running(tmp_path_factory.mktemp("bare"), extra=only) as server:
+        yield server
 
 
 @pytest.fixture(scope="session")
 def noisy_sshd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sshd]:
     """A login whose start files greet everybody, on both streams."""
-    needed()
     greet = r"printf 'Welcome\\nto the cluster\\nno newline at the end'; echo 'quota: 93 %' >&2"
-    server = Sshd(tmp_path_factory.mktemp("noisy"), extra=f'ForceCommand {greet}; exec sh -c "$SSH_ORIGINAL_COMMAND"')
-    yield server
-    server.stop()
+    with running(tmp_path_factory.mktemp("noisy"), extra=f'ForceCommand {greet}; exec sh -c "$SSH_ORIGINAL_COMMAND"') as server:
+        yield server

@@ -204,19 +204,25 @@ def test_a_file_that_was_cut_on_its_way_is_not_written(sshd: Any, tmp_path: Path
     assert [p.name for p in tmp_path.iterdir()] == ["weights"]
 
 
+def greeted(host: SshHost, path: Path) -> tuple[Any, socket.socket, socket.socket]:
+    """(channel, its other end, listener): a relayed socket through which a word has come."""
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(str(path))
+    listener.listen()
+    channel = host.connect(str(path))
+    server, _ = listener.accept()
+    server.sendall(b"hello")
+    assert channel.receive() == b"hello"
+    return channel, server, listener
+
+
 def test_what_a_login_s_start_files_print_is_nobody_s_answer(noisy_sshd: Any, tmp_path: Path) -> None:
     host = SshHost("ssh://spark", config=noisy_sshd.config)
     assert host.run(["printf", "own"]).stdout == b"own"
     host.write(str(tmp_path / "x"), b"0123456789")
     assert host.read(str(tmp_path / "x"), 2, 3) == b"234"
     assert [i.path for i in host.list(str(tmp_path))] == [str(tmp_path / "x")]
-    listener = socket.socket(socket.AF_UNIX)
-    listener.bind(str(tmp_path / "sock"))
-    listener.listen()
-    channel = host.connect(str(tmp_path / "sock"))
-    server, _ = listener.accept()
-    server.sendall(b"hello")
-    assert channel.receive() == b"hello"
+    channel, server, listener = greeted(host, tmp_path / "sock")
     for one in (channel, server, listener):
         one.close()
 
@@ -253,13 +259,7 @@ def test_spawned_processes_and_reading_from_a_byte_survive_cuts(sshd: Any, tmp_p
 
 def test_a_relayed_socket_tells_loss_from_end(sshd: Any, tmp_path: Path) -> None:
     host = SshHost("ssh://spark", config=sshd.config)
-    listener = socket.socket(socket.AF_UNIX)
-    listener.bind(str(tmp_path / "sock"))
-    listener.listen()
-    channel = host.connect(str(tmp_path / "sock"))
-    server, _ = listener.accept()
-    server.sendall(b"hello")
-    assert channel.receive() == b"hello"
+    channel, server, listener = greeted(host, tmp_path / "sock")
     sshd.cut()
     with pytest.raises(HostError) as error:
         channel.receive()
