@@ -32,6 +32,25 @@ def test_three_at_once_have_three_ports(firstlight: Firstlight, llama_folder: Pa
         assert run["endpoint"]["base_url"] == f"http://127.0.0.1:{launch['port']}/v1"
 
 
+def test_users_who_start_at_once_never_meet_at_a_port(firstlight: Firstlight, llama_folder: Path, tmp_path: Path) -> None:
+    """Each has a home of its own, so none can read what the others have chosen; still nobody needs a second attempt."""
+    homes = [{f"XDG_{kind}_HOME": str(tmp_path / user / kind) for kind in ("STATE", "CACHE", "DATA")} for user in ("ann", "bob", "eve")]
+    started = [
+        firstlight.start(*up(llama_folder), env={"FAKE_ENGINE_SCRIPT": json.dumps({"steps": [{"sleep": 1.5}, {"serve": {}}]}), **home})
+        for home in homes
+    ]
+    try:
+        for process in started:
+            _, err = process.communicate(timeout=120)
+            assert process.returncode == 0, err
+            assert "attempt 1" not in err
+        runs = [json.loads(firstlight("get", "runs", "-o", "json", env=home).stdout)["items"] for home in homes]
+        assert len({run["endpoint"]["base_url"] for (run,) in runs}) == len(homes)
+    finally:
+        for home in homes:
+            firstlight("down", "--all", "--kill", env=home)
+
+
 def first_port(folder: Path) -> int:
     """The port of the first attempt: strangers on this machine may have led to a second."""
     return int(json.loads((folder / "attempts" / "1" / "launch.json").read_text())["port"])

@@ -23,6 +23,7 @@ from firstlight.core.run import Endpoint, LaunchSpec, Overlay
 from firstlight.core.saved import SavedPlan
 from firstlight.core.verdict import BenchReport, Verdict
 from firstlight.engines.command import option_value
+from firstlight.launch.supervisor.portclaim import PortClaim
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,6 +71,7 @@ class Session:
     recalled: bool = False
     overlay: Overlay | None = None
     launch: LaunchSpec | None = None
+    port_claim: PortClaim | None = None
     supervisor: Any = None
     records: Any = None
     endpoint: Endpoint | None = None

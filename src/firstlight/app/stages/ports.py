@@ -11,6 +11,7 @@ from firstlight.core.errors import HostError
 from firstlight.core.ids import slug
 from firstlight.core.ports import Host
 from firstlight.core.run import TERMINAL
+from firstlight.launch.supervisor.portclaim import CHOSEN, claim_port, claimed_ports
 from firstlight.probe.facts.network import parse_ports
 
 FIRST_PORT = 8000
@@ -18,13 +19,29 @@ REHEARSAL_PORTS = range(9000, 10000)
 
 
 def free_port(session: Session) -> int:
-    """The first port from 8000 on that nothing on the host listens at now and no run of ours has claimed.
+    """The first port from 8000 on that nothing on the host listens at now and no firstlight of any user has claimed.
 
-    A later attempt begins at a place of its own: whoever took the first port may be looking for the next one too.
+    It is ours until `release_port`, by when the supervisor has a claim of its own. A later attempt begins at a place of its own:
+    whoever took the first port may be looking for the next one too.
     """
+    release_port(session)
     taken = _listening(session) | _claimed(session)
     first = FIRST_PORT if session.attempt == 1 else FIRST_PORT + 1 + random.randrange(1000)
-    return next(p for p in range(first, 65536) if p not in taken)
+    return next(p for p in range(first, 65536) if p not in taken and _ours(session, p))
+
+
+def _ours(session: Session, port: int) -> bool:
+    """Whether this process has the port now. On another host only the supervisor can claim one."""
+    if not session.host.is_local:
+        return True
+    session.port_claim = claim_port(port, CHOSEN)
+    return session.port_claim is not None
+
+
+def release_port(session: Session) -> None:
+    if session.port_claim is not None:
+        session.port_claim.release()
+        session.port_claim = None
 
 
 def rehearsal_port(session: Session, *, tried: Collection[int] = ()) -> int:
@@ -34,8 +51,8 @@ def rehearsal_port(session: Session, *, tried: Collection[int] = ()) -> int:
 
 
 def _listening(session: Session) -> set[int]:
-    """Ports of the host that somebody listens at: now, and when it was probed."""
-    return listening_now(session.host) | set(session.machine.ports_in_use if session.machine else [])
+    """Ports of the host that somebody listens at, now and when it was probed, or that another firstlight has claimed."""
+    return listening_now(session.host) | _under_claim(session.host) | set(session.machine.ports_in_use if session.machine else [])
 
 
 def listening_now(host: Host) -> set[int]:
@@ -45,6 +62,12 @@ def listening_now(host: Host) -> set[int]:
         with suppress(HostError):
             found |= set(parse_ports(host.read(path).decode("ascii", "replace")))
     return found
+
+
+def _under_claim(host: Host) -> set[int]:
+    with suppress(HostError):
+        return claimed_ports(host.read("/proc/net/unix"))
+    return set()
 
 
 def _claimed(session: Session) -> set[int]:

@@ -14,7 +14,7 @@ from firstlight.app.recording import with_records
 from firstlight.app.restarts import before_restart
 from firstlight.app.sending import Copy
 from firstlight.app.session import Session
-from firstlight.app.stages.ports import choosing, free_port
+from firstlight.app.stages.ports import choosing, free_port, release_port
 from firstlight.app.store import RunFolder
 from firstlight.app.visible import on_gpus
 from firstlight.app.whole import whole
@@ -177,6 +177,7 @@ def _begin(session: Session, spec: LaunchSpec, options: Options) -> None:
     folder = session.folder.attempt_there
     shipped = ship_key(session.host, with_records(session, spec), folder)
     session.supervisor = start(session.host, folder=folder, spec=shipped, options=options, run=session.folder.path.name)
+    release_port(session)
 
 
 def _decide(session: Session, folder: RunFolder, adapter: EngineAdapter) -> LaunchSpec:

@@ -10,7 +10,8 @@ from typing import Any
 
 from .members import FOLDER, HOOK, MARKER
 
-NOTED = frozenset({"ready", "failed", "died", "restarted", "wedged", "stopping", "ended", "supervisor-died"})
+# A tuple: a set among the constants would give the packed supervisor other bytes with each hash seed.
+NOTED = ("ready", "failed", "died", "restarted", "wedged", "stopping", "ended", "supervisor-died")
 
 
 class Children:

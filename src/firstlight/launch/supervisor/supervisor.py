@@ -23,6 +23,7 @@ from .loop import Loop, Task
 from .members import Claim, members, remove_cgroup
 from .oom import OomWatch
 from .policy import RestartPolicy
+from .portclaim import PortClaim, claim_port
 from .records import EventFile, give_up_reserve, keep_reserve, visible_arguments, visible_environment, write_json
 from .requests import VERSION, Requests, status_of
 
@@ -51,6 +52,7 @@ class Supervisor:
         self.head_start = HeadStart(self)
         self.inquest = Inquest(self.children, self.run_id, self.options.get("before_restart"), scratch=self.runtime)
         self.engine: engines.Engine | None = None
+        self._port_claim: PortClaim | None = None
         self.state = "starting"
         self.reason: str | None = None
         self.restarts = 0
@@ -143,6 +145,9 @@ class Supervisor:
         port = int(self.spec.get("port") or 0)
         if holders := port_holders(port):
             raise engines.StartError("port-in-use", f"port {port} is held by {'; '.join(holders)}")
+        self._port_claim = self._port_claim or claim_port(port)
+        if self._port_claim is None:
+            raise engines.StartError("port-in-use", f"port {port} is claimed by another firstlight, whose engine has yet to listen there")
         keep = self.options.get("on_supervisor_death") == "keep"
         return engines.start(self.spec, run=self.run_id, folder=self.folder, runtime=self.runtime, keep_on_our_death=keep)
 
@@ -354,6 +359,8 @@ class Supervisor:
         found = self._prove(claim, killed=killed)
         remove_cgroup(claim.cgroup)
         self.engine = None
+        if self._port_claim is not None:
+            self._port_claim.release()  # before anybody can know that the run is over and start at the same port
         self.enter(state, reason)
         self.event("ended", {"state": state, "reason": reason, "clean": found["clean"], "proof": found})
         self.control.stop_listening()
