@@ -67,6 +67,15 @@ def _proof(client: SupervisorClient, kill: bool) -> dict[str, Any]:
     return proof if supervisor_ended(client) else {**proof, "clean": False, "supervisor": "does not end"}
 
 
+def strangers_on_port(folder: RunFolder) -> str | None:
+    """Who listens on the port that the run had, now that the run is over; a line for people. None: nobody was seen."""
+    proof = (SupervisorClient(open_host(folder.run.host), folder.attempt_there).exit() or {}).get("proof")
+    others = proof.get("port_of_others") if isinstance(proof, dict) else None
+    if not isinstance(proof, dict) or not others:
+        return None
+    return f"port {proof.get('port')} is held by {'; '.join(map(str, others))}: no part of this run, and left alone"
+
+
 def supervisor_ended(client: SupervisorClient, seconds: float = SUPERVISOR_SECONDS) -> bool:
     """The supervisor answers before it is gone itself: it is waited for."""
     deadline = time.monotonic() + seconds

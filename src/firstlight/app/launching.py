@@ -7,12 +7,12 @@ from typing import Any
 import click
 
 from firstlight.app.elsewhere import folder_there, ship_key
+from firstlight.app.naming import run_name
 from firstlight.app.output import glyphs
 from firstlight.app.restarts import before_restart
 from firstlight.app.stages.hearing import through_cuts
 from firstlight.app.store import RunFolder, RunStore
 from firstlight.core.errors import EngineError, HostError, InputError, UsageError
-from firstlight.core.ids import slug
 from firstlight.core.ports import Host
 from firstlight.core.run import TERMINAL, Endpoint, LaunchSpec, Run, RunState
 from firstlight.core.schema import decode
@@ -44,7 +44,7 @@ def spec_from(file: str | None, argv: list[str], options: Mapping[str, Any]) -> 
 
 def begin(spec: LaunchSpec, options: Mapping[str, Any]) -> Run:
     """Starts it in a run folder of its own. Raises UsageError `name-in-use`; EngineError when it fails before it is ready."""
-    name = slug(str(options.get("name") or spec.served_model_name or spec.engine))
+    name = run_name(str(options.get("name") or "") or None, spec.served_model_name or spec.engine)
     store = RunStore()
     with store.claim(name):
         if active := [r for _, r in store.active(name) if r.state not in TERMINAL]:

@@ -13,6 +13,7 @@ from firstlight.app import flow
 from firstlight.app.consent import Consent
 from firstlight.app.emitter import Emitter
 from firstlight.app.keys import generated_key, key_path
+from firstlight.app.naming import run_name
 from firstlight.app.notifying import NotifyProgress
 from firstlight.app.plan_options import Planning
 from firstlight.app.progress import JsonLines, LiveProgress, PlainProgress, choose_progress
@@ -20,7 +21,6 @@ from firstlight.app.session import Session, UpOptions
 from firstlight.app.store import RunStore
 from firstlight.app.up import up
 from firstlight.core.errors import Exit, HostError, UsageError
-from firstlight.core.ids import slug
 from firstlight.core.intent import Intent
 from firstlight.core.saved import SavedPlan
 from firstlight.deploy.notify import Notifier
@@ -72,7 +72,7 @@ def make_session(options: dict[str, Any], planning: Planning) -> Session:
         store=RunStore(),
         consent=Consent(yes=options["yes"], allowed=frozenset(options["allow"])),
         emitter=emitter,
-        name=slug(options["name"] or name_of(intent.model)),
+        name=run_name(options["name"], name_of(intent.model)),
     )
 
 

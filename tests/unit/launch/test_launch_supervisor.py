@@ -16,6 +16,8 @@ from launch_runs import FAKE, Runs, free_port, until, wait_for
 from firstlight.core.errors import FirstlightError
 from firstlight.launch.client import Alive, Options, Restart, SupervisorClient
 from firstlight.launch.ownership import adopt, find_marked, find_processes, stop_orphans
+from firstlight.launch.supervisor import ending
+from firstlight.launch.supervisor.procfs import Listener
 
 pytestmark = pytest.mark.timeout(200)
 
@@ -162,6 +164,34 @@ def test_a_stranger_that_never_answers_is_named(runs: Runs) -> None:
         stranger.bind(("127.0.0.1", client.status().port))
         stranger.listen()
         assert f"pid {os.getpid()}" in until(client, "port-stolen", seconds=20).data["holder"]
+
+
+@pytest.mark.parametrize("supervised", [True, False])
+def test_a_stranger_on_the_port_is_named_at_the_end_and_is_nothing_of_the_run(runs: Runs, supervised: bool) -> None:
+    client = runs.start({"steps": [{"hang": True}]})
+    until(client, "engine-started")
+    if not supervised:
+        kill_unguarded(client)
+    with socket.socket() as stranger:
+        stranger.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        stranger.bind(("127.0.0.1", client.status().port))
+        stranger.listen()
+        client.stop(grace_seconds=0)
+        proof = (client.exit() or {})["proof"]
+    assert (proof["clean"], proof["port_free"], proof["port_holders"]) == (True, False, [])
+    (named,) = proof["port_of_others"]
+    assert named.startswith(f"pid {os.getpid()}, uid {os.getuid()}: ")
+
+
+def test_a_port_that_nobody_can_be_seen_to_hold_may_be_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel shows the socket and its user, and no process of ours or of others that has it."""
+    monkeypatch.setattr(ending, "CLOSING_SECONDS", 0.0)
+    monkeypatch.setattr(ending.procfs, "holders", lambda inodes, pids: [])
+    for uid, whose in ((os.geteuid(), "ours"), (os.geteuid() + 1, "others")):
+        monkeypatch.setattr(ending.procfs, "listeners", lambda port, uid=uid: [Listener("1", "127.0.0.1", uid)])
+        ours, others = ending.whose_port(1, set())
+        assert (len(ours), len(others)) == ((1, 0) if whose == "ours" else (0, 1))
+        assert f"uid {uid} " in (ours + others)[0]
 
 
 def test_a_port_shared_with_a_stranger_is_not_ours(runs: Runs) -> None:

@@ -1,6 +1,8 @@
 """The verbs `launch` and `cache` as a user types them."""
 
 import json
+import os
+import socket
 import sys
 from pathlib import Path
 
@@ -44,6 +46,19 @@ def test_an_engine_that_fails_shows_its_last_lines(capsys: pytest.CaptureFixture
     said = capsys.readouterr().err
     assert "CUDA out of memory" in said
     assert "firstlight diagnose bad-" in said
+
+
+def test_down_names_a_stranger_on_the_port_and_a_changed_name_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.socket() as stranger:
+        stranger.bind(("127.0.0.1", 0))
+        port = stranger.getsockname()[1]
+        assert run(["launch", "--no-wait", "--port", str(port), "--name", "Not Mine!", "--", *engine("silent", port)]) == 0
+        assert "the run is called not-mine: " in capsys.readouterr().err
+        stranger.listen()
+        assert run(["down", "not-mine"]) == 0
+    said = capsys.readouterr()
+    assert "not-mine is stopped; nothing of it is left" in said.out
+    assert f"port {port} is held by pid {os.getpid()}, uid {os.getuid()}: " in said.err
 
 
 @pytest.mark.parametrize(

@@ -41,6 +41,8 @@ def command(run: str | None, every: bool, kill: bool, output: str) -> int:
     ended = end(folder, kill=kill)
     said = f"was over already: {ended.state}" if over else "is stopped; nothing of it is left"
     emit(ended, output, lambda: click.echo(f"{glyphs().ok} {ended.name} {said}"))
+    if not over:
+        _tell_strangers(folder)
     return 0
 
 
@@ -64,13 +66,22 @@ def _all(store: "RunStore", output: str, *, kill: bool) -> int:
             continue
         try:
             refuse_kept_up(folder.run)
-            rows += [end(folder, kill=kill)] if live else []
+            if live:
+                rows.append(end(folder, kill=kill))
+                _tell_strangers(folder)
         except FirstlightError as e:
             failed = e
             say(f"{glyphs().fail} {folder.path.name} is not stopped: {e}")
     nothing = "nothing else runs" if damaged else "nothing runs"
     emit_rows("Run", rows, output, lambda: click.echo("\n".join(f"{glyphs().ok} {r.name} is stopped" for r in rows) or nothing))
     return failed.exit_code if failed else 0
+
+
+def _tell_strangers(folder: "RunFolder") -> None:
+    from firstlight.app.ending import strangers_on_port
+
+    if line := strangers_on_port(folder):
+        say(f"  {line}")
 
 
 def _damaged(folder: "RunFolder", error: "InputError", *, kill: bool) -> int:

@@ -6,15 +6,24 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Generator, Iterable
-from typing import Any
+from collections.abc import Collection, Generator, Iterable
+from typing import Any, NamedTuple
 
 from . import procfs
-from .members import Claim, Member, members, remove_cgroup
+from .members import Claim, Member, members, owner_line, remove_cgroup
 
 Wait = Generator[float, None, None]
 GPU_QUERY = ["nvidia-smi", "--query-gpu=index,memory.used", "--format=csv,noheader,nounits"]
+CLOSING_SECONDS = 1.0  # a socket whose process has just ended may be seen in nobody's hands
 _HELPERS = ("resource_tracker", "forkserver")
+
+
+class Holder(NamedTuple):
+    """Who listens on a port. pid: None where no process that can be looked into holds the socket. text: for people."""
+
+    pid: int | None
+    uid: int
+    text: str
 
 
 def send(pids: Iterable[int], number: int) -> None:
@@ -50,33 +59,56 @@ def sweep(claim: Claim, *, patience: float = 2.0) -> Wait:
 
 
 def proof(claim: Claim, *, port: int, shm: set[str], gpu_before: dict[str, int] | None, runtime: str | None) -> dict[str, Any]:
-    """What is left of the run, looked at and not assumed. `clean` is True where nothing is."""
+    """What is left of the run, looked at and not assumed. `clean` is True where nothing is; a stranger on its port is nothing of it."""
     left = members(claim)
     removed, kept = remove_shared_memory(shm)
     remove_tree(runtime) if runtime else None
     gone = remove_cgroup(claim.cgroup)
-    holders = port_holders(port)
+    ours, others = whose_port(port, {m.process.pid for m in left})
     found = {
         "processes": [{"pid": m.process.pid, "command": procfs.command(m.process.pid), "state": m.process.state} for m in left],
         "port": port,
-        "port_free": not holders,
-        "port_holders": holders,
+        "port_free": not ours and not others,
+        "port_holders": ours,
+        "port_of_others": others,
         "shared_memory_removed": removed,
         "shared_memory_left": kept,
         "cgroup_removed": gone,
         "gpu_memory": gpu_memory_report(gpu_before),
     }
-    found["clean"] = not left and not holders and not kept and gone
+    found["clean"] = not left and not ours and not kept and gone
     return found
 
 
+def whose_port(port: int, living: Collection[int]) -> tuple[list[str], list[str]]:
+    """Who holds the port after the end: (of the run or perhaps of it, strangers). living: pids of the run that are still there.
+
+    What nobody seems to hold is waited for: it is being closed, or its owner cannot be looked into, and then it may be ours.
+    """
+    until = time.monotonic() + CLOSING_SECONDS
+    while any(map(_unseen, found := holders_of(port))) and time.monotonic() < until:
+        time.sleep(0.02)
+    ours = [h for h in found if h.pid in living or _unseen(h)]
+    return [h.text for h in ours], [h.text for h in found if h not in ours]
+
+
+def _unseen(holder: Holder) -> bool:
+    return holder.pid is None and holder.uid == os.geteuid()
+
+
 def port_holders(port: int) -> list[str]:
-    """Who listens on the port; the processes are only looked through where somebody does."""
-    inodes = procfs.listening_inodes(port) if port else set()
-    if not inodes:
+    """Who listens on the port, for people."""
+    return [h.text for h in holders_of(port)]
+
+
+def holders_of(port: int) -> list[Holder]:
+    """Every process that listens on the port; all processes are only looked through where somebody does."""
+    table = procfs.listeners(port) if port else None
+    if not table:
         return []
-    found = procfs.holders(inodes, [p.pid for p in procfs.processes()])
-    return [f"pid {pid}: {procfs.command(pid)}" for pid in found] or ["a process that cannot be seen from here"]
+    found = procfs.holders({listener.inode for listener in table}, [p.pid for p in procfs.processes()])
+    seen = [Holder(pid, uid, owner_line(pid)) for pid in found if (uid := procfs.owner(pid)) is not None]
+    return seen or [Holder(None, uid, f"a process of uid {uid} that cannot be looked into") for uid in sorted({t.uid for t in table})]
 
 
 def remove_shared_memory(paths: set[str]) -> tuple[list[str], list[str]]:

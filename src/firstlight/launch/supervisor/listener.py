@@ -65,15 +65,8 @@ def _stranger(foreign: Sequence[Listener], sockets: frozenset[str], pids: Sequen
     others = procfs.holders({listener.inode for listener in foreign}, [p.pid for p in procfs.processes()])
     if others:
         return Verdict("stranger", sockets, owner_line(others[0]), others[0])
-    own = {os.geteuid(), *(uid for pid in pids if (uid := _uid(pid)) is not None)}
+    own = {os.geteuid(), *(uid for pid in pids if (uid := procfs.owner(pid)) is not None)}
     if foreign[0].uid not in own:
         return Verdict("stranger", sockets, f"a process of uid {foreign[0].uid} that cannot be looked into")
     hidden = [pid for pid in pids if not os.access(f"/proc/{pid}/fd", os.R_OK)]
     return Verdict("ours" if hidden else "nobody", sockets)
-
-
-def _uid(pid: int) -> int | None:
-    try:
-        return os.stat(f"/proc/{pid}").st_uid
-    except OSError:
-        return None

@@ -148,8 +148,5 @@ def _cgroup_of(file_path: str) -> str | None:
 
 def owner_line(pid: int) -> str:
     """Who holds something, for people: pid, user and command."""
-    try:
-        uid = os.stat(f"/proc/{pid}").st_uid
-    except OSError:
-        return f"pid {pid}"
-    return f"pid {pid}, uid {uid}: {procfs.command(pid)}"
+    uid = procfs.owner(pid)
+    return f"pid {pid}" if uid is None else f"pid {pid}, uid {uid}: {procfs.command(pid)}"

@@ -77,6 +77,14 @@ def command(pid: int) -> str:
     return text[:200] or (found.name if found else "")
 
 
+def owner(pid: int) -> int | None:
+    """Whose process it is: a uid; None where it is gone."""
+    try:
+        return os.stat(f"/proc/{pid}").st_uid
+    except OSError:
+        return None
+
+
 def descriptors(pid: int) -> Iterator[str]:
     """What the open descriptors lead to."""
     try:
