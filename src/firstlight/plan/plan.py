@@ -15,6 +15,7 @@ from firstlight.core.ports import EngineAdapter
 from firstlight.engines.registry import load_adapters
 from firstlight.plan.llamacpp import plan_llamacpp
 from firstlight.plan.sound import sound_checkpoint, sound_machine
+from firstlight.plan.uncomputed import plan_uncomputed
 from firstlight.plan.vllm import plan_vllm
 from firstlight.plan.wish import wish_of
 
@@ -36,6 +37,7 @@ def plan(
     Raises UsageError `no-planner`, `bad-engine-version`, `bad-flag-value`, `flag-given-twice`.
     """
     wish, engine = wish_of(intent, constraints, engine.name), _named(engine)
+    adapter = next((a for a in load_adapters() if a.name == engine.name), None)
     checkpoint, absurd = sound_checkpoint(checkpoint)
     machine = sound_machine(machine)
     draft = sound_checkpoint(draft)[0] if draft is not None else None
@@ -43,9 +45,10 @@ def plan(
         found = plan_llamacpp(checkpoint, machine, wish, engine, install.device if install else None)
     elif engine.name == "vllm":
         found = plan_vllm(checkpoint, machine, wish, engine, install, answer, rehearsal, intent.gpus, draft)
+    elif adapter is not None:
+        found = plan_uncomputed(checkpoint, machine, wish, engine, adapter.title)
     else:
-        raise UsageError("no-planner", f"there is no planner for the engine {engine.name!r}", hint="engines with one: vllm, llamacpp")
-    adapter = next((a for a in load_adapters() if a.name == engine.name), None)
+        raise UsageError("no-planner", f"nothing here knows the engine {engine.name!r}", hint="firstlight engines list shows those it does")
     with_overlays = _overlaid(found, adapter, checkpoint, machine, install) if adapter else found
     findings = [*with_overlays.findings, absurd] if absurd else with_overlays.findings
     return msgspec.structs.replace(with_overlays, constraints=list(constraints), findings=findings)

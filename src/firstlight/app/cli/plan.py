@@ -9,7 +9,7 @@ from firstlight.app.output import emit, output_option, say
 from firstlight.app.plan_options import planning_of, planning_options
 from firstlight.core.errors import Exit
 
-EXITS = {"fits": Exit.OK, "does-not-fit": Exit.NOTHING_FEASIBLE, "blocked": Exit.PREFLIGHT_BLOCKED}
+EXITS = {"fits": Exit.OK, "does-not-fit": Exit.NOTHING_FEASIBLE, "blocked": Exit.PREFLIGHT_BLOCKED, "unknown": Exit.OK}
 
 
 def _step(text: str) -> None:
@@ -28,7 +28,7 @@ def _step(text: str) -> None:
 def command(model: str | None, save_to: str | None, host: str, show_all: bool, ask_engine: bool, output: str, **options: Any) -> int:
     """What fits where, from headers or a config alone, for this machine or one that is not there.
 
-    Exit 0: fits. 3: nothing fits. 4: what was pinned cannot run.
+    Exit 0: fits, or nobody computes it for that engine. 3: nothing fits. 4: what was pinned cannot run.
     """
     from msgspec.structs import replace
 

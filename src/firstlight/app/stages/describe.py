@@ -46,7 +46,8 @@ def engine(install: EngineInstall) -> str:
 def plan(p: PlanSet) -> str:
     if p.best is None:
         return p.verdict
-    return f"{p.verdict} · {layout(p.best)}"
+    verdict = "not computed" if p.verdict == "unknown" else p.verdict
+    return f"{verdict} · {layout(p.best)}"
 
 
 def layout(c: Candidate) -> str:

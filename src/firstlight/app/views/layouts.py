@@ -35,7 +35,7 @@ def show_layouts(out: Console, found: PlanSet, *, show_all: bool) -> None:
 def _rows(found: PlanSet) -> Iterator[tuple[str, ...]]:
     marks = glyphs()
     if found.best:
-        chosen = found.verdict == "fits"
+        chosen = found.verdict in ("fits", "unknown")
         why = (found.best.because or [""])[0] if chosen else _first_reason(found)
         yield _row(marks.arrow if chosen else marks.fail, found.best, why)
     for candidate in found.alternatives:

@@ -19,7 +19,12 @@ from firstlight.core.units import GIB, format_seconds
 from firstlight.engines.registry import find_adapter
 
 ENGINES = {"vllm": "vLLM", "llamacpp": "llama.cpp"}
-VERDICTS = {"fits": ("ok", "green", "FITS"), "does-not-fit": ("fail", "red", "DOES NOT FIT"), "blocked": ("fail", "red", "BLOCKED")}
+VERDICTS = {
+    "fits": ("ok", "green", "FITS"),
+    "does-not-fit": ("fail", "red", "DOES NOT FIT"),
+    "blocked": ("fail", "red", "BLOCKED"),
+    "unknown": ("warn", "yellow", "NOT COMPUTED"),
+}
 
 
 def show_plan(found: PlanSet, looked: Looked, planning: Planning, *, show_all: bool = False) -> None:
