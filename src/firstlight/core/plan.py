@@ -108,7 +108,7 @@ class Constraint(Struct, frozen=True, kw_only=True):
 
 
 class PlanSet(Struct, frozen=True, kw_only=True):
-    """verdict: fits | does-not-fit | blocked | unknown (an engine that nobody computes memory for). model, machine: what was planned for."""
+    """verdict: fits | does-not-fit | blocked | unknown (nobody computes it for that engine). model, machine: what was planned for."""
 
     verdict: str
     model: str
