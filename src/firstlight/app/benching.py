@@ -152,7 +152,8 @@ def show_report(report: BenchReport) -> None:
         click.echo(f"promised {p.name}: up to {high} {p.unit} {p.promised.rung}; measured {p.measured.mid:.1f} {p.unit}{because}")
     if cost := report.client_cost:
         micro = f"{cost['microseconds_per_chunk']:.0f} us a chunk"
-        click.echo(f"client's own cost: {cost['core_share']:.1%} of one core, {micro} over {cost['chunks']} chunks")
+        gauges = f"; /metrics was read for {cost['metrics_share']:.1%} of the time" if cost.get("metrics_share") else ""
+        click.echo(f"client's own cost: {cost['core_share']:.1%} of one core, {micro} over {cost['chunks']} chunks{gauges}")
     if report.forced:
         click.secho(f"{glyphs().warn} forced: measured without passed coherence", fg="yellow")
     click.echo(f"\n{report.headline or 'no single stream was measured'}   ({format_seconds(report.seconds)})")

@@ -11,6 +11,7 @@ import msgspec
 
 from firstlight.app.endpoints import Target, planned_concurrency, target_of
 from firstlight.app.output import glyphs, say
+from firstlight.app.views.verdict import counts, left_out
 from firstlight.core.checkpoint import Checkpoint
 from firstlight.core.errors import InputError, UsageError
 from firstlight.core.reference import Reference
@@ -41,12 +42,13 @@ class Verifying(msgspec.Struct, kw_only=True):
     kind: str | None = None
     claim: Sequence[str] = ()
     tool_parser: str | None = None
+    reasoning_parser: str | None = None
     concurrency: int | None = None
     api_key_file: str | None = None
     save_reference: str | None = None
     against: str | None = None
     engine_python: str | None = None
-    tolerance: str = "same"
+    tolerance: str | None = None
     budget: float | None = None
     blame: bool = False
     yes: bool = False
@@ -56,12 +58,14 @@ class Verifying(msgspec.Struct, kw_only=True):
 
 async def verify_with(wanted: Verifying) -> Verdict:
     """Finds the endpoint, verifies it, and saves a reference if asked and passed."""
+    _refuse_idle(wanted)
     _refuse_unwritable(wanted.save_reference)
     target = await target_of(wanted.ref, model=wanted.model, key_file=wanted.api_key_file)
     trusted = _trusted(wanted.against, wanted.engine_python) if wanted.against else None
     if wanted.live:
         click.echo(f"{target.endpoint.base_url}  {target.endpoint.model}  {wanted.profile}")
-    ask = functools.partial(verify, profile=wanted.profile, claims=_claims(wanted, target), trusted=trusted, tolerance=wanted.tolerance)
+    claims, tolerance = _claims(wanted, target), wanted.tolerance or "same"
+    ask = functools.partial(verify, profile=wanted.profile, claims=claims, trusted=trusted, tolerance=tolerance)
     verdict = await ask(
         target.endpoint,
         checks=[c for c in (wanted.checks or "").split(",") if c],
@@ -84,6 +88,20 @@ async def _blamed(verdict: Verdict, target: Target, ask: "Asking", wanted: Verif
     from firstlight.app.consent import Consent
 
     return await blamed(verdict, target, ask, Consent(yes=wanted.yes, allowed=frozenset(wanted.allow)))
+
+
+def _refuse_idle(wanted: Verifying) -> None:
+    """Options that would silently do nothing. Raises UsageError `option-needs`."""
+    folder = wanted.against is not None and os.path.isdir(wanted.against)
+    idle = {
+        "--tolerance": (wanted.tolerance is not None and wanted.against is None, "--against FILE|FOLDER"),
+        "--engine-python": (wanted.engine_python is not None and not folder, "--against FOLDER"),
+        "--yes": (wanted.yes and not wanted.blame, "--blame"),
+        "--allow": (bool(wanted.allow) and not wanted.blame, "--blame"),
+    }
+    for option, (found, needs) in idle.items():
+        if found:
+            raise UsageError("option-needs", f"{option} does nothing without {needs}", hint=f"add {needs}, or leave {option} out")
 
 
 def _trusted(ref: str, python: str | None) -> Reference:
@@ -120,7 +138,8 @@ def _claims(wanted: Verifying, target: Target) -> Claims:
     named = [c for c in (wanted.checks or "").split(",") if c in CLAIMS]
     said = {name.replace("-", "_"): True for name in (*wanted.claim, *named)}
     said |= {"json_schema": True} if wanted.profile == "full" and target.endpoint.engine else {}
-    given = {"kind": wanted.kind, "tool_parser": wanted.tool_parser, "concurrency": wanted.concurrency or planned_concurrency(target)}
+    parsers = {"tool_parser": wanted.tool_parser, "reasoning_parser": wanted.reasoning_parser}
+    given = {"kind": wanted.kind, **parsers, "concurrency": wanted.concurrency or planned_concurrency(target)}
     return msgspec.structs.replace(known, **said, **{k: v for k, v in given.items() if v is not None})
 
 
@@ -156,13 +175,14 @@ def _state(check: CheckResult) -> tuple[str, str, str | None]:
 def show_verdict(verdict: Verdict, wanted: Verifying) -> None:
     """The last lines; the checks were shown as they ended."""
     failed = [c.name for c in verdict.checks if not (c.passed or c.skipped or c.accepted)]
-    ran = [c for c in verdict.checks if not c.skipped]
     marks = glyphs()
-    counts = f"{sum(c.passed for c in ran)} of {len(ran)} checks passed in {verdict.seconds:.1f} s"
+    counted = f"{counts(verdict)} in {verdict.seconds:.1f} s"
     if verdict.passed:
-        click.secho(f"\n{marks.ok} passed: {counts}", fg="green")
+        click.secho(f"\n{marks.ok} passed: {counted}", fg="green")
     else:
-        click.secho(f"\n{marks.fail} not passed: {counts}; failed: {', '.join(failed) or 'nothing could be judged'}", fg="red")
+        click.secho(f"\n{marks.fail} not passed: {counted}; failed: {', '.join(failed) or 'nothing could be judged'}", fg="red")
+    if cut := left_out(verdict):
+        click.echo(f"  {marks.skip} for want of time: {cut}")
     for entry in verdict.blame or []:
         glyph, word = (marks.warn, "culprit") if entry.culprit else (marks.skip, "not the culprit")
         click.secho(f"  {glyph} {word}: {entry.knob}", fg="yellow" if entry.culprit else None)

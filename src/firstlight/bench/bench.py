@@ -89,7 +89,7 @@ class _Sweep:
         self._profile, self._slo = profile, slo
         self._endpoint = endpoint
         self._path, self._ignore_eos = FORMS[0]
-        self._cpu = self._wall = 0.0
+        self._cpu = self._wall = self._gauging = 0.0
         self._chunks = 0
         self.single: list[Record] = []
 
@@ -130,6 +130,7 @@ class _Sweep:
             done = await asyncio.gather(*(self._user(u, prompts, deadline) for u in users))
         self._cpu += time.process_time() - cpu
         self._wall += time.perf_counter() - wall
+        self._gauging += gauges.read_seconds
         records = [r for rs in done for r in rs]
         self._chunks += sum(len(r.times) for r in records)
         if concurrency == 1:
@@ -146,12 +147,15 @@ class _Sweep:
         return records
 
     def cost(self) -> dict[str, float]:
-        """The client's own processor time: as a share of one core, and per chunk in microseconds."""
+        """The client's own processor time: as a share of one core, and per chunk in microseconds. metrics_share: of the time, in which the
+        server was writing its gauges for us.
+        """
         chunks = max(1, self._chunks)
         return {
             "core_share": round(self._cpu / self._wall, 4) if self._wall else 0.0,
             "microseconds_per_chunk": round(self._cpu / chunks * 1e6, 1),
             "chunks": self._chunks,
+            "metrics_share": round(self._gauging / self._wall, 4) if self._wall else 0.0,
         }
 
 

@@ -12,7 +12,7 @@ class ReferenceRow(Struct, frozen=True, kw_only=True):
 
 
 class Reference(Struct, frozen=True, kw_only=True):
-    """taken: seconds since the epoch. rows: one a prompt, in order."""
+    """taken: seconds since the epoch. rows: one a prompt, in order. tokens_digest: of the prompts' token ids; None: they could not be had."""
 
     model: str
     taken: float
@@ -21,3 +21,4 @@ class Reference(Struct, frozen=True, kw_only=True):
     engine: str | None = None
     engine_version: str | None = None
     note: str | None = None
+    tokens_digest: str | None = None

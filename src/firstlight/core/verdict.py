@@ -8,7 +8,10 @@ from firstlight.core.figures import Figure
 
 
 class CheckResult(Struct, frozen=True, kw_only=True):
-    """accepted: failed, and accepted by name by the user. group: contract | coherence | reference | long-context | claims."""
+    """accepted: failed, and accepted by name by the user. group: contract | coherence | reference | long-context | claims.
+
+    for_time: left out, or in part, because the time budget was spent. needs_seconds: what is left would take about so long; None: unknown.
+    """
 
     name: str
     passed: bool
@@ -18,6 +21,8 @@ class CheckResult(Struct, frozen=True, kw_only=True):
     evidence: list[str] = []
     seconds: float = 0.0
     note: str | None = None
+    for_time: bool = False
+    needs_seconds: float | None = None
 
 
 class Blame(Struct, frozen=True, kw_only=True):
@@ -27,7 +32,10 @@ class Blame(Struct, frozen=True, kw_only=True):
 
 
 class Verdict(Struct, frozen=True, kw_only=True):
-    """passed: every check passed, was skipped, or was accepted by name."""
+    """passed: every check passed, was skipped, or was accepted by name.
+
+    budget_needed: seconds of time budget that would be enough for what was left out for want of time; None: nothing was.
+    """
 
     passed: bool
     endpoint: str
@@ -38,6 +46,7 @@ class Verdict(Struct, frozen=True, kw_only=True):
     sees: list[str] = []
     cannot_see: list[str] = []
     seconds: float = 0.0
+    budget_needed: float | None = None
 
 
 class Percentiles(Struct, frozen=True, kw_only=True):

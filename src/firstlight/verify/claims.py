@@ -7,9 +7,11 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
+from firstlight.catalog.deviations import Deviation, known_deviation
 from firstlight.verify.answers import Answer
 from firstlight.verify.picture import COLOURS, data_url, digits_on
 from firstlight.verify.session import THINKING, Outcome, Session
+from firstlight.verify.wire import WireTexts, read
 
 
 @cache
@@ -129,8 +131,24 @@ async def reasoning(session: Session) -> Outcome:
     fine = f"{len(answer.reasoning)} characters of reasoning, answer {answer.text.strip()[:40]!r}"
     if not session.thorough:
         return Outcome(passed=True, evidence=[fine])
-    fault = _reasoning_fault(await session.api.stream("/chat/completions", body), session.claims.reasoning_parser)
-    return Outcome(passed=fault is None, evidence=[f"{fine}; streamed as well"] if fault is None else ["streamed:", *fault])
+    streamed = await session.api.stream("/chat/completions", body)
+    if (fault := _reasoning_fault(streamed, session.claims.reasoning_parser)) is None:
+        return Outcome(passed=True, evidence=[f"{fine}; streamed as well"])
+    if (known := await _known_of_streams(session, streamed)) is not None:
+        return Outcome(passed=True, evidence=[fine, "streamed:", *fault], note=f"known deviation: {known.what}")
+    return Outcome(passed=False, evidence=["streamed:", *fault])
+
+
+async def _known_of_streams(session: Session, streamed: Answer) -> Deviation | None:
+    """vLLM's olmo3, when it streams, takes any end mark in the prompt for the end of the answer's reasoning; the prompt shows it."""
+    parser, mark = session.claims.reasoning_parser, "</think>"
+    known = known_deviation(session.engine, "reasoning", f"{parser}-ends-by-the-prompt")
+    if known is None or not streamed.ok or mark not in streamed.text or streamed.reasoning:
+        return None
+    asked = {"model": session.api.model, "messages": [THINK_FIRST], "return_token_strs": True}
+    status, body = await session.api.post("/tokenize", asked, root=True)
+    prompt = read(body, WireTexts)
+    return known if status == 200 and not isinstance(prompt, str) and mark in "".join(prompt.token_strs) else None
 
 
 THINK_FIRST = {"role": "user", "content": "Is 17 a prime number? Think first, then answer in one word."}

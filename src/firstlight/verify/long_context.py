@@ -5,7 +5,9 @@ hold at every length: where it breaks, positions or the KV cache are broken. Fin
 ability, so a needle is judged only where the same model finds it in a short text.
 """
 
+import itertools
 import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from firstlight.verify.answers import Answer
@@ -21,6 +23,8 @@ SENTENCES = (
 NEEDLE = "The code of the blue door is {number}."
 ASKED = "The code of the blue door is"
 TAIL_TOKENS = 160
+PACE_SENTENCES = 40
+FILLED = 0.8  # of the context, by all parallel requests together
 
 
 class Probe(NamedTuple):
@@ -34,19 +38,40 @@ class Probe(NamedTuple):
     tokens: int = 0
 
 
+class Later(NamedTuple):
+    """A length that was not read for want of time. seconds: about what all up to it would take from here."""
+
+    share: float
+    tokens: int
+    seconds: float
+
+    def __str__(self) -> str:
+        return f"{self.share:.0%} ({self.tokens} tokens, about {self.seconds:.0f} s)"
+
+
 async def long_context(session: Session) -> Outcome:
-    """Needle and counting at 1 %, 25 %, 50 %, 90 % and 99 % of the context; each text begins with the one before: caches help."""
+    """Needle and counting at 1 %, 25 %, 50 %, 90 % and 99 % of the context; each text begins with the one before: caches help.
+
+    A length is read when the time left is enough for it at the pace seen so far; what is not read is listed with the time it would take.
+    """
     limit = session.max_model_len
     if not limit or not session.has_completions:
         return Outcome(passed=None, note="context length unknown" if not limit else "no /completions to fill with text")
-    per_sentence = (await _pace(session)).tokens
+    pace = await _pace(session)
     number = str(session.fresh())[:5]
     probes: list[Probe] = []
     for share in SHARES:
-        if probes and session.seconds_left() < _expected(probes, share * limit):
+        if probes and session.seconds_left() < expected(pace, probes, share * limit):
             break
-        probes.append(await _probe(session, share, limit, per_sentence, number))
-    return judge(probes)
+        probes.append(await _probe(session, share, limit, pace.tokens, number))
+    later = [Later(s, int(s * limit), expected(pace, probes, s * limit)) for s in SHARES[len(probes) :]]
+    return judge(probes, later)
+
+
+def long_context_seconds(session: Session) -> float | None:
+    """What all lengths would take, None where nothing tells how fast this endpoint reads."""
+    pace = session.seconds_per_read or session.seconds_per_token
+    return None if pace is None else SHARES[-1] * (session.max_model_len or 0) * pace
 
 
 class Pace(NamedTuple):
@@ -58,18 +83,30 @@ class Pace(NamedTuple):
 
 async def _pace(session: Session) -> Pace:
     """A fresh number in front, so that no cache has read it before."""
-    answer = await session.api.complete(f"Number {session.fresh()}. {_filler(40)}", max_tokens=1, temperature=0)
-    return Pace((answer.usage.prompt_tokens or 40 * 14) / 40, answer.seconds / 40)
+    text = f"Number {session.fresh()}. {_filler(PACE_SENTENCES)}"
+    answer = await session.api.complete(text, max_tokens=1, temperature=0)
+    tokens = (answer.usage.prompt_tokens or PACE_SENTENCES * 14) / PACE_SENTENCES
+    return Pace(tokens, answer.seconds / PACE_SENTENCES)
 
 
 def _filler(sentences: int) -> str:
     return " ".join(SENTENCES[i % len(SENTENCES)] for i in range(sentences))
 
 
-def _expected(probes: list[Probe], tokens: float) -> float:
-    """Seconds that a length of `tokens` takes if reading is as fast as it was; only what the cache does not hold is read."""
-    last, before = probes[-1], probes[-2].tokens if len(probes) > 1 else 0
-    return last.seconds * (tokens - last.tokens) / max(last.tokens - before, 1)
+def expected(pace: Pace, probes: list[Probe], tokens: float) -> float:
+    """Seconds that reading on up to `tokens` takes. Only what the cache does not hold is read, and a token costs the more the further back
+    its past goes: the seconds a token of the last two steps, drawn on as a line that does not fall.
+    """
+    steps = [(pace.seconds / pace.tokens, PACE_SENTENCES * pace.tokens / 2), *(_step(a, b) for a, b in itertools.pairwise(probes))]
+    rate, middle = steps[-1]
+    before, earlier = steps[-2] if len(steps) > 1 else steps[-1]
+    slope = max(0.0, (rate - before) / max(middle - earlier, 1.0))
+    return (tokens - probes[-1].tokens) * (rate + slope * ((tokens + probes[-1].tokens) / 2 - middle))
+
+
+def _step(before: Probe, after: Probe) -> tuple[float, float]:
+    """Seconds a token from one length to the next, and the middle of the two."""
+    return after.seconds / max(after.tokens - before.tokens, 1), (after.tokens + before.tokens) / 2
 
 
 async def _probe(session: Session, share: float, limit: int, per_sentence: float, number: str) -> Probe:
@@ -93,36 +130,55 @@ def _said(answer: Answer) -> str:
     return repr(answer.text.strip()[:16]) if answer.ok else f"status {answer.status}: {answer.error[:80]}"
 
 
-def judge(probes: list[Probe]) -> Outcome:
+def judge(probes: list[Probe], later: Sequence[Later] = ()) -> Outcome:
     """Counting must hold everywhere. The needle must hold at some length beyond the shortest, where the shortest holds."""
     lost = [p for p in probes if not p.counting]
     short, *far = probes
     faded = [p for p in far if not p.needle]
     broken = short.needle and bool(far) and len(faded) == len(far)
-    notes = [f"time budget spent after {probes[-1].share:.0%}"] if len(probes) < len(SHARES) else []
+    notes = [f"skipped for time: {', '.join(map(str, later))}"] if later else []
     if faded and not broken:
         notes.append(f"the needle is lost at {', '.join(f'{p.share:.0%}' for p in faded)}: the model's reach or the engine's")
-    return Outcome(passed=not lost and not broken, evidence=[p.shown for p in probes], note="; ".join(notes) or None)
+    return Outcome(
+        passed=not lost and not broken,
+        evidence=[p.shown for p in probes],
+        note="; ".join(notes) or None,
+        for_time=bool(later),
+        needs_seconds=later[-1].seconds if later else None,
+    )
 
 
 async def kv_pressure(session: Session) -> Outcome:
     """As many long requests at once as were planned; every one must count on and keep its own number."""
-    limit, many = session.max_model_len, session.claims.concurrency or session.parallel
+    limit, many = session.max_model_len, _many(session)
     if not limit or not session.has_completions:
         return Outcome(passed=None, note="context length unknown" if not limit else "no /completions to fill with text")
     pace = await _pace(session)
-    fitting = max(4, int((limit / many * 0.8 - TAIL_TOKENS) / pace.tokens))
+    fitting = max(4, int((limit / many * FILLED - TAIL_TOKENS) / pace.tokens))
     sentences = min(fitting, _affordable(session, pace, many))
+    needs = fitting * pace.seconds * many
     if sentences < 4:
-        return Outcome(passed=None, note="time budget spent")
+        return Outcome(passed=None, note=f"skipped for time: about {needs:.0f} s", for_time=True, needs_seconds=needs)
     numbers = [str(session.fresh())[:5] for _ in range(many)]
     answers = await session.together((_pressed(session, n, sentences) for n in numbers), limit=1 if session.parallel == 1 else many)
     wrong = [f"{n}: {_said(a)}" for n, a in zip(numbers, answers, strict=True) if not a.ok or "41" not in a.text]
     crossed = [f"{n} in another's answer" for i, n in enumerate(numbers) for j, a in enumerate(answers) if i != j and n in a.text]
     held = sum(a.usage.prompt_tokens or 0 for a in answers)
     fine = f"{many} at once, {held} tokens of prompts together, all right"
-    note = None if sentences == fitting else f"{sentences / fitting:.0%} of the length that would fill the context: the time allows no more"
-    return Outcome(passed=not wrong and not crossed, evidence=[*wrong[:3], *crossed[:3]] or [fine], note=note)
+    cut = sentences < fitting
+    note = f"{sentences / fitting:.0%} of the length that would fill the context; all of it: about {needs:.0f} s" if cut else None
+    evidence = [*wrong[:3], *crossed[:3]] or [fine]
+    return Outcome(passed=not wrong and not crossed, evidence=evidence, note=note, for_time=cut, needs_seconds=needs if cut else None)
+
+
+def _many(session: Session) -> int:
+    return session.claims.concurrency or session.parallel
+
+
+def kv_pressure_seconds(session: Session) -> float | None:
+    """What filling the context would take, None where nothing tells how fast this endpoint reads."""
+    pace = session.seconds_per_read or session.seconds_per_token
+    return None if pace is None else FILLED * (session.max_model_len or 0) * pace
 
 
 def _affordable(session: Session, pace: Pace, many: int) -> int:

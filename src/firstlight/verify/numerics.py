@@ -160,7 +160,7 @@ async def prefix_cache(session: Session) -> Outcome:
 
 async def _row(session: Session, text: str) -> TokenRow | None:
     answer = await session.api.complete(text, max_tokens=1, temperature=0, **session.logprob_options(TOP, chat=False))
-    return answer.tokens[0] if answer.tokens else None
+    return session.reading(answer).tokens[0] if answer.tokens else None
 
 
 def _same(a: TokenRow | None, b: TokenRow | None, name_a: str, name_b: str) -> Outcome:

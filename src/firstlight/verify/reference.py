@@ -4,6 +4,8 @@ Fixed texts are cut at fixed places; each cut is one prompt, and the distributio
 model generates, so two engines, machines, KV dtypes or quantizations of one checkpoint are compared token by token.
 """
 
+import hashlib
+import json
 import math
 import time
 from collections.abc import Awaitable, Callable, Sequence
@@ -12,8 +14,9 @@ from typing import NamedTuple
 
 from firstlight.core.errors import InputError
 from firstlight.core.reference import Reference, ReferenceRow
-from firstlight.verify.answers import Answer, TokenRow
+from firstlight.verify.answers import Answer, NoAnswer, TokenRow
 from firstlight.verify.session import Outcome, Session
+from firstlight.verify.wire import WireTokens, read
 
 TOP = 20
 CUT_EVERY = 3
@@ -55,7 +58,34 @@ async def take_reference(session: Session) -> Reference:
         taken=time.time(),
         prompts=asked,
         rows=[r for r in rows if r],
+        tokens_digest=await _tokens_digest(session, asked),
     )
+
+
+async def _tokens_digest(session: Session, asked: Sequence[str]) -> str | None:
+    """Of the prompts' token ids, by the server's own /tokenize (vLLM, SGLang, llama.cpp); None where it has none."""
+    plain = {"model": session.api.model, "add_special_tokens": False, "add_special": False}
+    found: list[list[int]] = []
+    for text in passages(asked):
+        try:
+            status, body = await session.api.post("/tokenize", {**plain, "prompt": text, "content": text}, root=True)
+        except NoAnswer:
+            return None
+        tokens = read(body, WireTokens)
+        if status != 200 or isinstance(tokens, str):
+            return None
+        found.append(tokens.tokens)
+    return digest_of(found)
+
+
+def passages(asked: Sequence[str]) -> list[str]:
+    """The prompts that no other one goes on from: all the text, once."""
+    return [p for p in asked if not any(q != p and q.startswith(p) for q in asked)]
+
+
+def digest_of(tokens: Sequence[Sequence[int]]) -> str:
+    """SHA-256 of lists of token ids."""
+    return hashlib.sha256(json.dumps(list(map(list, tokens))).encode()).hexdigest()
 
 
 def whole(trusted: Reference, origin: str) -> Reference:
@@ -127,24 +157,41 @@ def distance(trusted: Reference, rows: Sequence[ReferenceRow]) -> Distance:
 
 
 def against(trusted: Reference, tolerance: str) -> Callable[[Session], Awaitable[Outcome]]:
-    """The check: this endpoint against a trusted run."""
+    """The check: this endpoint against a trusted run. What cannot be compared has not passed: the comparison is what was asked for."""
 
     async def check(session: Session) -> Outcome:
         rows = await session.together(_row(session, p) for p in trusted.prompts)
         kept = [r for r in rows if r]
         if len(kept) < len(rows):
-            return Outcome(passed=None, note="no logprobs in /completions to compare")
-        return judge(distance(trusted, kept), tolerance, trusted)
+            missing = f"{len(rows) - len(kept)} of {len(rows)} prompts"
+            return Outcome(passed=False, evidence=[f"nothing to compare: no logprobs in /completions for {missing}"])
+        digest = await _tokens_digest(session, trusted.prompts) if trusted.tokens_digest else None
+        return judge(distance(trusted, kept), tolerance, trusted, model=session.api.model, digest=digest)
 
     return check
 
 
-def judge(found: Distance, tolerance: str, trusted: Reference) -> Outcome:
+def judge(found: Distance, tolerance: str, trusted: Reference, *, model: str | None = None, digest: str | None = None) -> Outcome:
+    """model, digest: the served name and the digest of the prompts' token ids here, where known.
+
+    Other token ids are another vocabulary, whatever the distributions say. Another name is only said: one checkpoint is served by many.
+    """
     limit = TOLERANCES[tolerance]
-    ok = found.kl <= limit.kl and found.top1 >= limit.top1 and found.counts_equal
+    others = [] if found.counts_equal else ["the prompts have other token counts: another tokenizer"]
+    if digest and trusted.tokens_digest and digest != trusted.tokens_digest:
+        others.append("the prompts have other token ids: another vocabulary")
+    ok = found.kl <= limit.kl and found.top1 >= limit.top1 and not others
     head = f"KL {found.kl:.4f} (limit {limit.kl}), top-1 {found.top1:.0%} (limit {limit.top1:.0%}) over {len(trusted.prompts)} prompts"
-    counts = [] if found.counts_equal else ["the prompts have other token counts: another tokenizer"]
     wide = TOLERANCES["quantized"]
-    mild = not ok and found.counts_equal and found.kl <= wide.kl and found.top1 >= wide.top1 and tolerance == "same"
+    mild = not ok and not others and found.kl <= wide.kl and found.top1 >= wide.top1 and tolerance == "same"
     note = f"as far off as {wide.what}; if that is what this is: --tolerance quantized" if mild else f"judged as {limit.what}"
-    return Outcome(passed=ok, evidence=[head, *counts, *([] if ok else found.worst)], note=note)
+    named = _other_name(trusted, model)
+    evidence = [head, *others, *([] if ok else found.worst)]
+    return Outcome(passed=ok, evidence=evidence, note=f"{named}; {note}" if named else note)
+
+
+def _other_name(trusted: Reference, model: str | None) -> str | None:
+    """A reference made from a folder that was named for it needs no such word."""
+    if model is None or trusted.model == model or trusted.engine == "transformers":
+        return None
+    return f"WARNING: the reference is of {trusted.model!r}, this endpoint serves {model!r}; it counts only if they are one checkpoint"

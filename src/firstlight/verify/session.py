@@ -34,19 +34,27 @@ class Claims(Struct, frozen=True, kw_only=True):
     vision: bool = False
     concurrency: int | None = None
 
+    def asks(self, name: str, *, thorough: bool) -> bool:
+        """Whether the check of this name would ask anything; checks of no claim do."""
+        tools = self.tools or (self.template_tools and thorough)
+        claimed = {"tools": tools, "reasoning": self.reasoning, "json-schema": self.json_schema, "vision": self.vision}
+        return claimed.get(name, True)
+
 
 class Outcome(Struct, frozen=True, kw_only=True):
-    """passed None: not applicable here, `note` says why."""
+    """passed None: not applicable here, `note` says why. for_time, needs_seconds: as in CheckResult."""
 
     passed: bool | None
     evidence: list[str] = []
     note: str | None = None
+    for_time: bool = False
+    needs_seconds: float | None = None
 
 
 class Session:
     """One verification. has_chat, has_completions, thinking: learned while asking; None until known.
 
-    thorough: the full profile, which may ask for more.
+    thorough: the full profile, which may ask for more. seconds_per_token, seconds_per_read: so far, of a token written and of one read.
     """
 
     def __init__(
@@ -67,6 +75,7 @@ class Session:
         self.has_logprobs: bool | None = None
         self.continuations_hold: bool | None = None
         self.seconds_per_token: float | None = None
+        self.seconds_per_read: float | None = None
         self.seen: list[str] = []
         self.rows: dict[str, TokenRow] = {}
         self.pair: tuple[Answer, Answer] | None = None
@@ -102,6 +111,13 @@ class Session:
     def endless(self) -> dict[str, Any]:
         """The option to write on past the end of a text, for engines known to have it; others may refuse what they do not know."""
         return {"ignore_eos": True} if self.engine in ("vllm", "llamacpp", "sglang") else {}
+
+    def reading(self, answer: Answer) -> Answer:
+        """Keeps the pace of reading: the slowest seen over long prompts with next to nothing written; others came from a cache."""
+        read = answer.usage.prompt_tokens or 0
+        if answer.ok and read >= 128:
+            self.seconds_per_read = max(self.seconds_per_read or 0.0, answer.seconds / read)
+        return answer
 
     def seconds_left(self) -> float:
         return self.deadline - now()

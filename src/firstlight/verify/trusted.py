@@ -6,12 +6,18 @@ import time
 from importlib.resources import as_file, files
 
 import msgspec
+from msgspec import Struct
 
 from firstlight.core.errors import FirstlightError
 from firstlight.core.reference import Reference, ReferenceRow
-from firstlight.verify.reference import prompts
+from firstlight.verify.reference import digest_of, passages, prompts
 
 SECONDS = 1800.0
+
+
+class _Made(Struct):
+    rows: list[ReferenceRow]
+    ids: list[list[int]]
 
 
 def reference_of_folder(folder: str, python: str) -> Reference:
@@ -30,12 +36,15 @@ def reference_of_folder(folder: str, python: str) -> Reference:
     if done.returncode:
         raise _failed(done.stderr.strip().splitlines())
     try:
-        rows = msgspec.json.decode((done.stdout.strip().splitlines() or [""])[-1], type=list[ReferenceRow])
+        made = msgspec.json.decode((done.stdout.strip().splitlines() or [""])[-1], type=_Made)
     except msgspec.DecodeError:
         raise _failed([f"{python} printed no rows", *done.stdout.strip().splitlines()]) from None
-    if len(rows) != len(asked):
-        raise _failed([f"{len(rows)} rows for {len(asked)} prompts"])
-    return Reference(model=folder, engine="transformers", taken=time.time(), prompts=asked, rows=rows, note="float32 on the CPU")
+    if {len(made.rows), len(made.ids)} != {len(asked)}:
+        raise _failed([f"{len(made.rows)} rows for {len(asked)} prompts"])
+    ids = dict(zip(asked, made.ids, strict=True))
+    digest = digest_of([ids[p] for p in passages(asked)])
+    own = {"model": folder, "engine": "transformers", "note": "float32 on the CPU"}
+    return Reference(**own, taken=time.time(), prompts=asked, rows=made.rows, tokens_digest=digest)
 
 
 def _failed(lines: list[str]) -> FirstlightError:

@@ -119,6 +119,16 @@ class WireScores(Struct):
     data: list[WireScore]
 
 
+class WireTokens(Struct):
+    tokens: list[Count]
+
+
+class WireTexts(Struct):
+    """What vLLM's /tokenize adds: each token as it is spelled in the vocabulary."""
+
+    token_strs: list[str]
+
+
 class WireSlot(Struct):
     is_processing: bool = False
 

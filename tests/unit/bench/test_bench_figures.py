@@ -1,5 +1,6 @@
 """Figures from time stamps, gauges from text, the tool's JSON, comparisons, refusals: the pure parts of bench."""
 
+import asyncio
 from itertools import pairwise
 from typing import Any
 
@@ -9,11 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from firstlight.app.benching import slo_of
+from firstlight.bench import metrics
 from firstlight.bench.bench import headline, promises, refuse_incoherent
-from firstlight.bench.client import Record
+from firstlight.bench.client import Record, Target
 from firstlight.bench.compare import compare
 from firstlight.bench.figures import Slo, e2el, itl, missed, percentile, point, tpot, ttft
-from firstlight.bench.metrics import read_gauges
+from firstlight.bench.metrics import Sampler, pause, read_gauges
 from firstlight.bench.vllm_tool import command, read_result
 from firstlight.bench.workload import PROFILES, Prompts, levels, profile_named
 from firstlight.core.errors import Exit, FirstlightError, UsageError
@@ -63,6 +65,24 @@ def test_an_empty_level_is_unknown_not_zero() -> None:
 def test_the_first_users_line() -> None:
     times = [0.5 + i / 60 for i in range(107)]
     assert headline([record(0.0, times, tokens=107)]) == "107 tokens in 2.3 s, 60 tok/s single stream"
+
+
+async def test_looking_at_gauges_takes_a_hundredth_of_the_time_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
+    reads = 0
+
+    async def slow(target: Target, path: str) -> tuple[int, str]:
+        nonlocal reads
+        reads += 1
+        await asyncio.sleep(0.03)
+        return 200, "vllm:kv_cache_usage_perc 0.5\n"
+
+    monkeypatch.setattr(metrics, "plain_get", slow)
+    monkeypatch.setattr(metrics, "EVERY_SECONDS", 0.01)
+    async with Sampler(Target.of("http://127.0.0.1:1/v1")):
+        await asyncio.sleep(0.5)
+    assert reads <= 3, "before, once meanwhile, and after: the next look would have been after 3 s"
+    monkeypatch.undo()
+    assert [pause(t) for t in (0.0, 0.0005, 0.03)] == [0.25, 0.25, pytest.approx(3.0)]
 
 
 def test_levels_are_powers_of_two_up_to_the_planned_one() -> None:

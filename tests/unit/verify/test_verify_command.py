@@ -1,6 +1,7 @@
 """`firstlight verify` as a person and as a script use it."""
 
 import json
+import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,11 +10,13 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 from corrupt.engines import free_port, liar, process
+from msgspec import structs
 
 from firstlight.app.cli.verify import command
 from firstlight.app.endpoints import key_from, looks_like_url
-from firstlight.core.errors import FirstlightError
-from firstlight.core.schema import decode
+from firstlight.core.errors import FirstlightError, UsageError
+from firstlight.core.reference import Reference
+from firstlight.core.schema import decode, encode
 from firstlight.core.verdict import Verdict
 
 SERVER = Path(__file__).with_name("verify_fluent.py")
@@ -44,7 +47,32 @@ def test_a_host_and_port_are_enough_and_each_check_has_its_line(address: str) ->
     assert lines[0] == f"http://{address}/v1  demo  quick"
     assert any("passed" in line and "known-answers" in line for line in lines)
     assert any(line.startswith("  cannot see mild damage") for line in lines)
-    assert " checks passed in " in result.stdout
+    assert re.search(r"passed: \d+ passed in [\d.]+ s\n", result.stdout)
+
+
+def test_what_the_budget_cut_is_counted_and_the_budget_that_would_not_is_named(address: str) -> None:
+    result = verify(address, "--budget", "0")
+    assert result.return_value == 0
+    assert re.search(r"passed: \d+ passed, 5 skipped for time in [\d.]+ s\n", result.stdout)
+    assert re.search(r"for want of time: max-tokens, stop-strings, logprobs, errors, cancel; --budget \d+ asks all of it", result.stdout)
+
+
+@pytest.mark.parametrize(
+    ("options", "needs"),
+    [
+        (["--tolerance", "exact"], "--tolerance does nothing without --against"),
+        (["--engine-python", sys.executable], "--engine-python does nothing without --against FOLDER"),
+        (["--engine-python", sys.executable, "--against", __file__], "--engine-python does nothing without --against FOLDER"),
+        (["--yes"], "--yes does nothing without --blame"),
+        (["--allow", "restart"], "--allow does nothing without --blame"),
+    ],
+)
+def test_an_option_that_would_do_nothing_is_refused(address: str, options: list[str], needs: str) -> None:
+    result = verify(address, *options)
+    assert isinstance(result.exception, UsageError)
+    assert result.exception.code == "option-needs"
+    assert result.exception.message.startswith(needs)
+    assert result.exception.exit_code == 2
 
 
 def test_json_is_a_verdict_document_and_nothing_else(address: str) -> None:
@@ -75,6 +103,28 @@ def test_a_reference_is_saved_compared_and_not_taken_from_what_failed(address: s
     assert refused.return_value == 6
     assert not other.exists()
     assert "no reference saved" in refused.stderr
+
+
+def test_a_reference_of_another_model_is_told_and_of_another_vocabulary_does_not_pass(address: str, tmp_path: Path) -> None:
+    file, renamed = tmp_path / "trusted.json", tmp_path / "renamed.json"
+    verify(address, "--checks", "usage", "--save-reference", str(file))
+    renamed.write_bytes(encode(structs.replace(decode(file.read_bytes(), Reference), model="a-bigger-one")))
+    told = verify(address, "--checks", "usage", "--against", str(renamed))
+    assert told.return_value == 0
+    assert "WARNING: the reference is of 'a-bigger-one', this endpoint serves 'demo'" in told.stdout
+    with fluent("other-vocabulary") as other:
+        refused = verify(other, "--checks", "usage", "--against", str(file))
+    assert refused.return_value == 6
+    assert "the prompts have other token ids: another vocabulary" in refused.stdout
+
+
+def test_what_cannot_be_compared_has_not_passed(address: str, tmp_path: Path) -> None:
+    file = tmp_path / "trusted.json"
+    verify(address, "--checks", "usage", "--save-reference", str(file))
+    with fluent("rowless") as other:
+        result = verify(other, "--checks", "usage", "--against", str(file))
+    assert result.return_value == 6
+    assert "nothing to compare: no logprobs" in result.stdout
 
 
 def test_a_folder_to_compare_with_needs_a_python(address: str, tmp_path: Path) -> None:

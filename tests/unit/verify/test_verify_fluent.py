@@ -1,5 +1,6 @@
 """Every check against an endpoint that keeps the contract, and against the same one with a fault."""
 
+import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -7,11 +8,14 @@ from pathlib import Path
 
 import pytest
 from corrupt.engines import free_port, liar, process
+from msgspec import structs
 
 from firstlight.core.errors import UsageError
 from firstlight.core.run import Endpoint
 from firstlight.core.verdict import CheckResult, Verdict
-from firstlight.verify.session import Claims
+from firstlight.verify.client import Api
+from firstlight.verify.long_context import kv_pressure, long_context
+from firstlight.verify.session import Claims, Session
 from firstlight.verify.verify import CHECKS, verify
 
 SERVER = Path(__file__).with_name("verify_fluent.py")
@@ -153,8 +157,65 @@ async def test_the_budget_leaves_what_is_essential(good: Endpoint) -> None:
     verdict = await verify(good, budget_seconds=0)
     notes = {c.name: c.note for c in verdict.checks}
     assert verdict.passed
-    assert notes["max-tokens"] == notes["cancel"] == "time budget spent"
+    assert notes["max-tokens"] == notes["cancel"] == "skipped for time"
     assert notes["known-answers"] is None
+    assert {c.name for c in verdict.checks if c.for_time} == {"max-tokens", "stop-strings", "logprobs", "errors", "cancel"}
+    assert verdict.budget_needed
+    assert verdict.budget_needed > verdict.seconds
+
+
+async def test_what_takes_long_is_left_out_with_the_time_it_would_take(good: Endpoint) -> None:
+    whole = await verify(good, profile="full", budget_seconds=600)
+    late = await verify(good, profile="full", budget_seconds=0)
+    found = {c.name: c for c in late.checks}
+    assert whole.budget_needed is None
+    assert not any(c.for_time for c in whole.checks)
+    for name in ("long-context", "kv-pressure"):
+        assert found[name].skipped
+        assert found[name].for_time
+        assert found[name].needs_seconds is not None
+        assert (found[name].note or "").startswith("skipped for time: about ")
+
+
+async def test_lengths_for_which_the_time_is_not_enough_are_listed(good: Endpoint, monkeypatch: pytest.MonkeyPatch) -> None:
+    api = Api(good.base_url, good.model)
+    session = Session(api, good, Claims(), thorough=True)
+    session.has_completions, session.max_model_len = True, 4096
+    monkeypatch.setattr(session, "seconds_left", lambda: -1.0)
+    try:
+        found = await long_context(session)
+        pressed = await kv_pressure(session)
+    finally:
+        await api.close()
+    assert found.passed
+    assert found.for_time
+    assert len(found.evidence) == 1, "the shortest is always read"
+    assert re.findall(r"(\d+%) \((\d+) tokens, about \d+ s\)", found.note or "") == [
+        ("25%", "1024"),
+        ("50%", "2048"),
+        ("90%", "3686"),
+        ("99%", "4055"),
+    ]
+    assert pressed.passed is None
+    assert pressed.for_time
+
+
+async def test_vllms_known_deviation_of_streamed_reasoning_is_told_by_the_prompt() -> None:
+    """The same fault with no end mark in the prompt has another cause, and another engine or parser is not known for it."""
+    cases = [
+        (("ended-streaming", "marks-in-prompt"), "vllm", "olmo3", True),
+        (("ended-streaming",), "vllm", "olmo3", False),
+        (("ended-streaming", "marks-in-prompt"), "vllm", "qwen3", False),
+        (("ended-streaming", "marks-in-prompt"), "sglang", "olmo3", False),
+    ]
+    for faults, engine, parser, known in cases:
+        claims = Claims(reasoning=True, reasoning_parser=parser)
+        with fluent(*faults) as endpoint:
+            verdict = await verify(structs.replace(endpoint, engine=engine), profile="full", checks=["reasoning"], claims=claims)
+        check = next(c for c in verdict.checks if c.name == "reasoning")
+        assert check.passed == known, (faults, engine, parser)
+        assert "streamed:" in check.evidence
+        assert ("known deviation: its olmo3 parser" in (check.note or "")) == known
 
 
 async def test_unknown_names_are_usage_errors(good: Endpoint) -> None:

@@ -24,7 +24,7 @@ from firstlight.verify.claims import call_fault, parser_for, schema_fault
 from firstlight.verify.client import Api, Varied
 from firstlight.verify.contract import near_tie
 from firstlight.verify.kinds import cosine, judge_vectors
-from firstlight.verify.long_context import Probe
+from firstlight.verify.long_context import Pace, Probe, expected
 from firstlight.verify.long_context import judge as judge_probes
 from firstlight.verify.numerics import row_distance
 from firstlight.verify.picture import COLOURS, digits_on
@@ -230,6 +230,17 @@ def test_counting_must_hold_at_every_length_and_a_needle_at_some() -> None:
     assert "lost at" in faded.note
     assert judge_probes(probes([True, False, False, False, False], [True] * 5)).passed is False
     assert judge_probes(probes([False] * 5, [True] * 5)).passed, "a model that finds no needle at all is not judged by needles"
+
+
+def test_a_length_is_expected_to_take_what_the_steps_before_it_say() -> None:
+    def read(*steps: tuple[int, float]) -> list[Probe]:
+        return [Probe(0.0, True, True, seconds, "", tokens) for tokens, seconds in steps]
+
+    even, falling = Pace(tokens=10, seconds=0.1), read((100, 5.0), (1100, 10.0), (2100, 5.0))
+    assert expected(even, read((100, 5.0)), 1100) == pytest.approx(10), "one short text tells less than the pace"
+    assert expected(even, read((100, 5.0), (1100, 10.0)), 2100) == pytest.approx(10)
+    assert expected(even, read((100, 5.0), (1100, 10.0), (2100, 20.0)), 3100) == pytest.approx(30), "each step costs more than the last"
+    assert expected(even, falling, 3100) == pytest.approx(5), "a line that does not fall"
 
 
 def test_claims_come_from_flags_and_template() -> None:

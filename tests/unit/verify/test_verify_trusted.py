@@ -8,7 +8,7 @@ import pytest
 
 from firstlight.core.errors import FirstlightError
 from firstlight.core.reference import Reference, ReferenceRow
-from firstlight.verify.reference import prompts, whole
+from firstlight.verify.reference import digest_of, passages, prompts, whole
 from firstlight.verify.trusted import reference_of_folder
 
 
@@ -21,11 +21,13 @@ def python_that(path: Path, body: str) -> str:
 
 def test_rows_come_back_in_the_order_of_the_prompts(tmp_path: Path) -> None:
     row = '{"prompt_tokens": len(p.split()), "tokens": [" a"], "logprobs": [-0.5]}'
-    stand_in = python_that(tmp_path / "python", f"print('a warning')\nprint(json.dumps([{row} for p in json.load(sys.stdin)]))")
+    made = f"asked = json.load(sys.stdin)\nprint(json.dumps({{'rows': [{row} for p in asked], 'ids': [[len(p)] for p in asked]}}))"
+    stand_in = python_that(tmp_path / "python", f"print('a warning')\n{made}")
     found = reference_of_folder("/models/m", stand_in)
     assert (found.engine, found.prompts) == ("transformers", prompts())
     assert [r.prompt_tokens for r in found.rows] == [len(p.split()) for p in prompts()]
     assert json.loads(json.dumps(found.rows[0].tokens)) == [" a"]
+    assert found.tokens_digest == digest_of([[len(p)] for p in passages(prompts())])
 
 
 @pytest.mark.parametrize("body", ["sys.exit('ModuleNotFoundError: no transformers')", None])

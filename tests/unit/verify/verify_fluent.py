@@ -132,7 +132,7 @@ async def answer(request: Request) -> Response:
     if body.get("stream"):
         return StreamingResponse(events(chat, tokens, reason, used, body), media_type="text/event-stream")
     one = choice(chat, "".join(tokens), reason)
-    if body.get("logprobs"):
+    if body.get("logprobs") and "rowless" not in FAULTS:
         one["logprobs"] = {"content": [row(t) for t in tokens]}
     return with_nan({"choices": [{**one, "index": i} for i in range(int(body.get("n", 1)))], "usage": used})
 
@@ -143,9 +143,10 @@ def with_nan(body: Any) -> Response:
 
 def choice(chat: bool, text: str, reason: str | None, key: str = "message") -> dict[str, Any]:
     content = {key: {"role": "assistant", "content": text}} if chat else {"text": text}
-    if chat and ("thinks" in FAULTS or "leaks-streaming" in FAULTS):
+    ended = "ended-streaming" in FAULTS
+    if chat and ({"thinks", "leaks-streaming"} & FAULTS or (ended and key == "message")):
         content[key]["reasoning_content"] = "Let me think about it."
-    if chat and ("leaks" in FAULTS or ("leaks-streaming" in FAULTS and key == "delta")):
+    if chat and ("leaks" in FAULTS or (key == "delta" and (ended or "leaks-streaming" in FAULTS))):
         content[key]["content"] = f"<think>hm</think>{text}"
     return {"index": 0, "finish_reason": reason, **content}
 
@@ -217,11 +218,17 @@ async def pooling(request: Request) -> Response:
     return JSONResponse({"data": [{"index": 0, "data": [float(any(reply == good for _, good, _ in REWARDED))]}]})
 
 
+async def tokenize(request: Request) -> Response:
+    body = await request.json()
+    strings = ["<think>", *(["hm", "</think>"] if "marks-in-prompt" in FAULTS else [])] if "messages" in body else words(body["prompt"])
+    return JSONResponse({"tokens": [zlib.crc32(s.encode()) + ("other-vocabulary" in FAULTS) for s in strings], "token_strs": strings})
+
+
 async def health(request: Request) -> Response:
     return PlainTextResponse("ok")
 
 
-POSTS = {"/v1/chat/completions": answer, "/v1/completions": answer, "/v1/embeddings": embed, "/pooling": pooling}
+POSTS = {"/v1/chat/completions": answer, "/v1/completions": answer, "/v1/embeddings": embed, "/pooling": pooling, "/tokenize": tokenize}
 GETS = {"/v1/models": models, "/metrics": metrics, "/health": health}
 routes = [Route(path, handler, methods=["POST"]) for path, handler in POSTS.items()]
 routes += [Route(path, handler) for path, handler in GETS.items()]

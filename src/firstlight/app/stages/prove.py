@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from firstlight.app.elsewhere import reached
 from firstlight.app.session import Session
 from firstlight.app.stages.failing import died_since
+from firstlight.app.views.verdict import counts
 from firstlight.core.errors import Exit, FirstlightError
 from firstlight.core.run import Endpoint, RunState
 from firstlight.core.verdict import BenchReport, Blame, CheckResult, Verdict
@@ -81,12 +82,11 @@ def failed_checks(verdict: Verdict) -> list[CheckResult]:
 
 
 def summary(verdict: Verdict) -> str:
-    ran = [c for c in verdict.checks if not c.skipped]
-    failed = failed_checks(verdict)
-    accepted = [c.name for c in ran if c.accepted]
-    parts = [f"{sum(c.passed for c in ran)} of {len(ran)} checks passed"]
+    failed = [c.name for c in failed_checks(verdict)]
+    accepted = [c.name for c in verdict.checks if c.accepted and not c.skipped]
+    parts = [counts(verdict)]
     parts += [f"accepted: {', '.join(accepted)}"] if accepted else []
-    parts += [f"failed: {', '.join(c.name for c in failed)}"] if failed else []
+    parts += [f"failed: {', '.join(failed)}"] if failed else []
     return " · ".join(parts)
 
 

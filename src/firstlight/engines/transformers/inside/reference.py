@@ -2,7 +2,8 @@
 
     python reference.py FOLDER < prompts.json > rows.json
 
-stdin: a JSON list of prompts. stdout: a JSON list of {prompt_tokens, tokens, logprobs}, most likely first. Imports nothing of firstlight.
+stdin: a JSON list of prompts. stdout: {rows: [{prompt_tokens, tokens, logprobs}], most likely first, ids: token ids of each prompt, without
+those that a tokenizer puts in front}. Imports nothing of firstlight.
 """
 
 import json
@@ -12,13 +13,14 @@ from typing import Any
 TOP = 20
 
 
-def rows(folder: str, prompts: list[str]) -> list[dict[str, Any]]:
+def rows(folder: str, prompts: list[str]) -> dict[str, list[Any]]:
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(folder)
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     found = []
+    plain = [tokenizer(p, add_special_tokens=False).input_ids for p in prompts]
     for prompt in prompts:
         ids = tokenizer(prompt, return_tensors="pt").input_ids
         with torch.no_grad():
@@ -27,7 +29,7 @@ def rows(folder: str, prompts: list[str]) -> list[dict[str, Any]]:
         tokens = [tokenizer.decode([i]) for i in best.indices.tolist()]
         values = [round(v, 5) for v in best.values.tolist()]
         found.append({"prompt_tokens": ids.shape[1], "tokens": tokens, "logprobs": values})
-    return found
+    return {"rows": found, "ids": plain}
 
 
 if __name__ == "__main__":
