@@ -1,7 +1,9 @@
-"""Every test has its own home and XDG places, and reaches nothing but this machine."""
+"""Every test has its own home and XDG places, reaches nothing but this machine, and has the signals that a shell gives."""
 
 import os
+import signal
 import socket
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +43,12 @@ SLOW = frozenset(
 )
 
 _XDG = {"XDG_STATE_HOME": "state", "XDG_CACHE_HOME": "cache", "XDG_DATA_HOME": "data", "XDG_CONFIG_HOME": "config"}
+
+# Under nohup, or behind `&` in a script, these are ignored, and whatever the tests start would ignore them too.
+for _number, _usual in ((signal.SIGHUP, signal.SIG_DFL), (signal.SIGQUIT, signal.SIG_DFL), (signal.SIGINT, signal.default_int_handler)):
+    if signal.getsignal(_number) is signal.SIG_IGN:
+        with suppress(ValueError):  # not the main thread
+            signal.signal(_number, _usual)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

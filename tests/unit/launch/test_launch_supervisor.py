@@ -74,14 +74,15 @@ def test_failure_while_loading_keeps_the_whole_log(runs: Runs) -> None:
     assert died.data["log_bytes"] == len(log.encode())
 
 
+def segments_of(pids: set[int]) -> set[Path]:
+    return {p for p in Path("/dev/shm").iterdir() if p.name.startswith("psm_fake_") and int(p.name.split("_")[2]) in pids}
+
+
 def test_a_child_that_left_session_and_environment_is_found_and_ended(runs: Runs) -> None:
     client = runs.start("workers")
     until(client, "ready")
     processes = wait_for(lambda: p if len(p := find_processes(runs.host, client.folder).processes) == 4 else None)
-    segments = {
-        p for p in Path("/dev/shm").iterdir() if p.name.startswith("psm_fake_") and int(p.name.split("_")[2]) in {q.pid for q in processes}
-    }
-    assert len(segments) == 2
+    segments = wait_for(lambda: found if len(found := segments_of({p.pid for p in processes})) == 2 else None)
     wait_for(lambda: len(json.loads(Path(client.folder, "supervisor.json").read_text())["members"]) == 4)
     ended = client.stop()
     assert ended.exit is not None
