@@ -62,6 +62,8 @@ def run(argv: list[str]) -> int:
     except BrokenPipeError:
         return _pipe_closed()
     except OSError as e:
+        if _folder_is_gone():
+            return _shown(UsageError("folder-removed", "the folder that this was started in is gone", hint="cd into another one"), argv)
         return _refused_by_the_host(e, argv) if e.errno in _OF_THE_HOST else _unexpected(e)
     except Exception as e:
         return _unexpected(e)
@@ -115,6 +117,17 @@ def _pipe_closed() -> int:
 _OF_THE_HOST = frozenset(
     {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ENAMETOOLONG, errno.EMFILE, errno.ENFILE}
 )
+
+
+def _folder_is_gone() -> bool:
+    """Whether relative names mean nothing any more."""
+    import os
+
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        return True
+    return False
 
 
 def _refused_by_the_host(error: OSError, argv: list[str]) -> int:

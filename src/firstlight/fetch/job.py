@@ -53,7 +53,7 @@ class FileJob:
         """Creates or continues the part file. Raises OSError."""
         self.part.parent.mkdir(parents=True, exist_ok=True)
         self._journal = Journal(self.part, self.file.identity, self.file.size)
-        self._fd = os.open(self.part, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        self._fd = os.open(self.part, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         self.segments = tile(self._journal.ranges, self.size)
         self.state = "fetching"
 

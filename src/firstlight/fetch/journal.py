@@ -17,7 +17,7 @@ class Journal:
         self.path, self.part = part.with_name(part.name + ".journal"), part
         self._head: dict[str, object] = {"identity": identity, "size": size}
         self.ranges = self._load()
-        self._fd = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        self._fd = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
 
     def record(self, start: int, end: int) -> None:
         """These bytes are in the part file. Raises OSError."""

@@ -31,6 +31,16 @@ class RateLimit:
         return max(4096, min(largest, int(self.bytes_per_second / 16)))
 
 
+PATIENT_ATTEMPTS = 6
+
+
+def wait_seconds(attempt: int, asked: float | None) -> float:
+    """What the server asked for; our own growing waits where it asks for nothing, or again and again for too little."""
+    if asked is None:
+        return backoff_seconds(attempt)
+    return max(asked, backoff_seconds(attempt - PATIENT_ATTEMPTS)) if attempt > PATIENT_ATTEMPTS else asked
+
+
 def backoff_seconds(attempt: int) -> float:
     """0.25 s doubling to 30 s, with jitter so that many clients do not come back at once. attempt: 1 for the first wait."""
     return float(min(30.0, 0.25 * 2 ** min(attempt - 1, 10)) * (0.5 + random.random() / 2))

@@ -16,16 +16,46 @@ from firstlight.core.fetch import FetchProgress
 @contextmanager
 def shared_work(folder: Path, on_wait: Callable[[FetchProgress | None], None], stop: threading.Event) -> Iterator[None]:
     """Holds `folder/lock`; the kernel lets go of it when its holder dies. on_wait: what the holder last said, four times a second."""
-    folder.mkdir(parents=True, exist_ok=True)
-    fd = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    while (fd := claim(folder)) is None:
+        on_wait(read_progress(folder))
+        if stop.wait(0.25):
+            break
     try:
-        while not _try_lock(fd):
-            on_wait(read_progress(folder))
-            if stop.wait(0.25):
-                break
         yield
     finally:
+        if fd is not None:
+            os.close(fd)
+
+
+def claim(folder: Path) -> int | None:
+    """The lock, held until the descriptor is closed; None while somebody else holds it. Raises OSError.
+
+    A lock whose file was removed (with its model) while we asked for it keeps nobody away: it is asked for anew.
+    """
+    while True:
+        folder.mkdir(parents=True, exist_ok=True)
+        fd = _opened(folder / "lock")
+        if not _try_lock(fd):
+            os.close(fd)
+            return None
+        if _is_at(fd, folder / "lock"):
+            return fd
         os.close(fd)
+
+
+def _opened(path: Path) -> int:
+    """To be written to, as network file systems want it; another user's lock in a shared cache is only read."""
+    try:
+        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    except PermissionError:
+        return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+
+
+def _is_at(fd: int, path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(fd), os.stat(path))
+    except FileNotFoundError:
+        return False
 
 
 def _try_lock(fd: int) -> bool:
@@ -34,7 +64,7 @@ def _try_lock(fd: int) -> bool:
     except BlockingIOError:
         return False
     except OSError as e:
-        if e.errno not in (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS):
+        if e.errno not in (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS, errno.EBADF):
             raise
     return True  # some shares know no locks: then nobody waits, and files still land whole, by rename
 
@@ -55,15 +85,3 @@ def read_progress(folder: Path) -> FetchProgress | None:
         return msgspec.json.decode((folder / "progress.json").read_bytes(), type=FetchProgress)
     except (OSError, msgspec.DecodeError):
         return None
-
-
-def is_busy(folder: Path) -> bool:
-    """Whether somebody fetches into the folder whose `.firstlight` this is."""
-    try:
-        fd = os.open(folder / "lock", os.O_RDWR | os.O_CLOEXEC)
-    except OSError:
-        return False
-    try:
-        return not _try_lock(fd)
-    finally:
-        os.close(fd)

@@ -54,7 +54,7 @@ def note_landed(folder: Path, file: ManifestFile) -> None:
 
 
 def _append(path: Path, line: bytes) -> None:
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
     try:
         os.write(fd, b"\n" + line + b"\n")  # also ends a line that a full disk tore
     finally:

@@ -11,8 +11,8 @@ from msgspec import Struct
 from firstlight.core.errors import HostError, InputError
 from firstlight.core.hub import hub_cache
 from firstlight.fetch.disk import disk_error
-from firstlight.fetch.inside.cached import children, describe
-from firstlight.fetch.lock import is_busy
+from firstlight.fetch.inside.cached import children, describe, holders
+from firstlight.fetch.lock import claim
 from firstlight.fetch.manifest import WORK
 from firstlight.fetch.prepare import cache_root
 
@@ -49,15 +49,34 @@ def sorted_models(rows: Sequence[Mapping[str, Any]], hub: str, own: str, used: M
 
 
 def remove_model(model: CachedModel) -> int:
-    """Frees the model's folder; returns its bytes. Raises HostError: model-in-use (a fetch is at work), disk-failed."""
-    folder = Path(model.path)
-    if is_busy(folder / WORK):
-        raise HostError("model-in-use", f"{model.name} is being fetched now", evidence=(model.path,), hint="wait, or stop that fetch")
+    """Frees the model's folder; returns its bytes. Nobody sees half of it: it is renamed first, and a fetch that waits begins anew.
+
+    Raises HostError: model-in-use (a fetch, or a process that has a file of it open), disk-failed.
+    """
+    folder, lock = Path(model.path), None
     try:
-        shutil.rmtree(folder)
+        lock = claim(folder / WORK)
+        if lock is None:
+            raise HostError("model-in-use", f"{model.name} is being fetched now", evidence=(model.path,), hint="wait, or stop that fetch")
+        _refuse_while_open(model)
+        gone = folder.with_name(f"{folder.name}.removed")  # what a kill leaves is listed under that name, and can be removed, too
+        if gone.exists():
+            shutil.rmtree(gone)
+        folder.rename(gone)
+        shutil.rmtree(gone)
     except OSError as e:
         raise disk_error(e, folder) from None
+    finally:
+        if lock is not None:
+            os.close(lock)
     return model.bytes
+
+
+def _refuse_while_open(model: CachedModel) -> None:
+    """An engine that somebody started by hand, for one."""
+    who = [f"pid {pid}" for pid in holders(model.path) if pid != os.getpid()]
+    if who:
+        raise HostError("model-in-use", f"{model.name} is in use", evidence=(model.path, *who[:8]), hint="end these processes first")
 
 
 def find_model(models: list[CachedModel], name: str) -> CachedModel:

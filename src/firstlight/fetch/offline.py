@@ -1,20 +1,23 @@
 """What the Hugging Face cache holds of a model, without a network."""
 
 import json
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from firstlight.core.errors import HostError
 from firstlight.core.hub import hub_cache, repo_folder
 from firstlight.fetch.manifest import read_manifest
+from firstlight.fetch.select import PICKLES
 from firstlight.fetch.source import Listing, RemoteFile
 from firstlight.fetch.sources.hub import split_ref
 
+ANY_WEIGHTS = (".safetensors", ".gguf", *PICKLES)
 HINT = "unset HF_HUB_OFFLINE, or fetch it where there is a network"
 
 
 def offline_listing(ref: str, env: Mapping[str, str]) -> Listing:
-    """The cached snapshot as a listing. Raises HostError: offline (nothing is cached, or not all that the index names)."""
+    """The cached snapshot as a listing. Raises HostError: offline (nothing is cached)."""
     repo, revision, variant = split_ref(ref)
     folder = Path(hub_cache(env)).expanduser() / repo_folder(repo)
     commit = _commit(folder, revision or "main")
@@ -22,9 +25,6 @@ def offline_listing(ref: str, env: Mapping[str, str]) -> Listing:
     if commit is None or not snapshot.is_dir():
         raise HostError("offline", f"{repo} is not in the cache, and the hub cannot be asked", evidence=(str(folder),), hint=HINT)
     files = [_file(p, snapshot) for p in sorted(snapshot.rglob("*")) if p.is_file()]
-    lost = sorted(_indexed(snapshot) - {f.name for f in files})
-    if lost:
-        raise HostError("offline", f"the cached {repo} lacks {len(lost)} of its shards", evidence=tuple(lost[:8]), hint=HINT)
     manifest = read_manifest(folder, f"{commit}.json")
     return Listing(
         ref=ref,
@@ -55,12 +55,26 @@ def _file(path: Path, snapshot: Path) -> RemoteFile:
     return RemoteFile(name=path.relative_to(snapshot).as_posix(), locator=str(path), size=path.stat().st_size, etag=blob, **digests)
 
 
-def _indexed(snapshot: Path) -> set[str]:
-    """Shards that the indexes name."""
-    names: set[str] = set()
-    for index in snapshot.glob("*.index.json"):
-        names |= shards_of(index.read_bytes())
-    return names
+def require_whole(name: str | None, kept: Sequence[RemoteFile]) -> None:
+    """A cache often holds less than the model: configs that somebody looked at, a download that was broken off.
+
+    Raises HostError `offline`: no weights, or not all that the index or the parts' own names tell of.
+    """
+    names = {f.name for f in kept}
+    if not any(n.endswith(ANY_WEIGHTS) for n in names):
+        hint = f"{HINT}; --include takes what is there"
+        raise HostError("offline", f"the cached {name} has no weights", evidence=tuple(sorted(names)[:8]), hint=hint)
+    sets = [shards_of(Path(f.locator).read_bytes()) for f in kept if f.name.endswith(".index.json") and "/" not in f.name]
+    sets = [s for s in sets if s & names]  # else the index of a copy that nobody fetches: pickles, consolidated
+    lost = sorted(set[str]().union(*sets, *map(parts_of, names)) - names)
+    if lost:
+        raise HostError("offline", f"the cached {name} lacks {len(lost)} of its shards", evidence=tuple(lost[:8]), hint=HINT)
+
+
+def parts_of(name: str) -> set[str]:
+    """All the names that go with `model-00002-of-00003.gguf`; none for a file that is whole by itself."""
+    match = re.fullmatch(r"(.*-)(\d{5})-of-(\d{5})(\.\w+)", name)
+    return {f"{match[1]}{i:05}-of-{match[3]}{match[4]}" for i in range(1, int(match[3]) + 1)} if match else set()
 
 
 def shards_of(index: bytes) -> set[str]:

@@ -14,9 +14,9 @@ from firstlight.core.fetch import LeftOut, Manifest, ManifestFile
 from firstlight.core.findings import Finding, Severity
 from firstlight.core.hub import is_offline
 from firstlight.fetch.journal import read_ranges
-from firstlight.fetch.limit import backoff_seconds
+from firstlight.fetch.limit import wait_seconds
 from firstlight.fetch.manifest import Begun, earlier_files, known_files, read_manifest
-from firstlight.fetch.offline import offline_listing
+from firstlight.fetch.offline import offline_listing, require_whole
 from firstlight.fetch.options import Options
 from firstlight.fetch.select import Selection, order, select
 from firstlight.fetch.source import FetchSource, Listing, RemoteFile, Retry, checked, find_source
@@ -100,7 +100,7 @@ def prepare(ref: str, options: Options, wire: Wire, env: Mapping[str, str], *, s
     """Raises FirstlightError. Touches no file."""
     source = find_source(ref)
     patience = min(LISTING_PATIENCE, options.settings.patience)
-    listing, findings = _listing(source, ref, wire, env, partial(patiently, stop=stop, say=say, patience=patience))
+    listing, findings = _listing(source, ref, options, wire, env, partial(patiently, stop=stop, say=say, patience=patience))
     listing = checked(listing)
     kept, left = _select(listing, options)
     return Work(source, listing, order(kept), left, _target(source, listing, options, env), findings)
@@ -121,7 +121,7 @@ def patiently(call: Callable[[], T], *, stop: threading.Event, say: Say, patienc
             return call()
         except Retry as e:
             attempt += 1
-            wait = e.after if e.after is not None else backoff_seconds(attempt)
+            wait = wait_seconds(attempt, e.after)
             if time.monotonic() - begun + wait > patience or stop.is_set():
                 raise HostError("network-failed", "the source cannot be asked", evidence=(e.reason,), hint="try again later") from None
             if wait >= 1:
@@ -136,16 +136,24 @@ def bytes_in_part(target: Target, file: RemoteFile) -> int:
     return sum(b - a for a, b in ranges) if part.exists() else 0
 
 
+def _cached(ref: str, options: Options, env: Mapping[str, str]) -> Listing:
+    """What the cache holds, where that is the model (or all that was asked for by name). Raises FirstlightError."""
+    listing = offline_listing(ref, env)
+    if not options.include:
+        require_whole(listing.name, _select(listing, options)[0])
+    return listing
+
+
 def _listing(
-    source: FetchSource, ref: str, wire: Wire, env: Mapping[str, str], patience: Callable[..., Listing]
+    source: FetchSource, ref: str, options: Options, wire: Wire, env: Mapping[str, str], patience: Callable[..., Listing]
 ) -> tuple[Listing, list[Finding]]:
     """The source's word, or, for a hub that is offline or away, what its cache holds complete."""
     if source.name != "hub":
         return patience(lambda: source.list(ref, wire, env)), []
     if is_offline(env):
-        return offline_listing(ref, env), []
+        return _cached(ref, options, env), []
     try:
-        copy = offline_listing(ref, env)
+        copy = _cached(ref, options, env)
     except FirstlightError:
         return patience(lambda: source.list(ref, wire, env)), []
     try:
@@ -162,8 +170,18 @@ def _target(source: FetchSource, listing: Listing, options: Options, env: Mappin
         folder = Path(options.destination).expanduser().absolute()
         if folder.is_file():
             raise InputError("not-a-folder", f"{folder} is a file", hint="--to names a folder")
+        if listing.local and _is_inside(folder, Path(listing.local)):
+            hint = "leave --to away: they are used where they are; or name another folder"
+            raise InputError("target-inside-source", "the files lie there already", evidence=(str(folder), listing.local), hint=hint)
         return PlainTarget(folder)
     cache = source.cache(listing, env)
     if cache is not None:
         return CacheTarget(cache, listing)
     return PlainTarget((Path(options.cache) if options.cache else cache_root(env)) / "models" / place(listing))
+
+
+def _is_inside(folder: Path, model: Path) -> bool:
+    """The model's own folder, or one below it: what is copied there would be part of the model the next time."""
+    source = os.path.realpath(model.parent if model.is_file() else model)
+    real = os.path.realpath(folder)
+    return real == source or (model.is_dir() and real.startswith(source.rstrip("/") + "/"))

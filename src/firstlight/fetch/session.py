@@ -1,5 +1,6 @@
 """One fetch from start to end, in threads: what is missing is moved, checked, and sealed with a manifest."""
 
+import os
 import threading
 import time
 from collections.abc import Mapping
@@ -11,7 +12,7 @@ from firstlight.core.fetch import Fetched, FetchProgress, FileProgress, Manifest
 from firstlight.core.findings import Finding, Severity, blockers
 from firstlight.fetch.archive import present, take_out
 from firstlight.fetch.check import is_right, sha256_of
-from firstlight.fetch.disk import disk_error
+from firstlight.fetch.disk import disk_error, nearest
 from firstlight.fetch.ending import WEIGHTS, manifest_of, result_path, rotten, set_aside
 from firstlight.fetch.job import FileJob
 from firstlight.fetch.lock import publish_progress, shared_work
@@ -78,6 +79,8 @@ class Session:
         """Returns the folder or file to use. Raises Changed, FirstlightError."""
         if work.listing.local and self.options.destination is None:
             return Path(work.listing.local)
+        if (place := self._in_place(work)) is not None:
+            return place
         self._work = work
         with shared_work(work.target.base / WORK, self._waiting, self.stop):
             self._elsewhere = None
@@ -92,6 +95,14 @@ class Session:
             names = {f.name for f in work.kept}
             self._seal(work, list({n: f for n, f in (work.known | self._entries).items() if n in names}.values()))
         return result_path(work)
+
+    def _in_place(self, work: Work) -> Path | None:
+        """A model that is complete where we may not write: a cache of somebody else, a read-only mount. Nothing is locked or noted."""
+        if os.access(nearest(work.target.base / WORK), os.W_OK):
+            return None
+        if work.listing.archive:
+            return present(work, verify=self.options.verify)
+        return None if self._missing(work) else result_path(work)
 
     def _move(self, work: Work) -> None:
         missing = self._missing(work)
@@ -265,7 +276,7 @@ class Session:
             files=files,
             note=(share.note if share else None) or self._note or None,
         )
-        if self._work and self._transfer:
+        if self._work and self._transfer and self._phase != "done":
             publish_progress(self._work.target.base / WORK, made)
         return made
 

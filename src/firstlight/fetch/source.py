@@ -144,7 +144,7 @@ def safe_name(name: str) -> str:
     parts = name.split("/")
     if any(p in ("", ".", "..") for p in parts) or parts[0] == ".firstlight" or not _is_plain(name):
         raise FirstlightError(
-            "unsafe-file-name", "the source lists a file that would lie outside the model's folder", evidence=(ascii(name),)
+            "unsafe-file-name", "the source lists a file name that leaves the folder or acts on a terminal", evidence=(ascii(name),)
         )
     return name
 

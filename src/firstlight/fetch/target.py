@@ -124,7 +124,9 @@ class CacheTarget:
         if self._asked and self._asked != self._revision:
             ref = self.base / "refs" / safe_name(self._asked)
             ref.parent.mkdir(parents=True, exist_ok=True)
-            ref.write_text(self._revision)
+            fresh = self.base / WORK / "ref.new"  # a full disk or a kill must not leave an empty ref to the earlier revision's readers
+            fresh.write_text(self._revision)
+            fresh.replace(ref)
         _tidy(self.base)
 
 

@@ -10,7 +10,7 @@ from firstlight.core.errors import HostError
 from firstlight.core.fetch import FileProgress
 from firstlight.fetch.disk import disk_error
 from firstlight.fetch.job import FileJob, Segment
-from firstlight.fetch.limit import RateLimit, backoff_seconds
+from firstlight.fetch.limit import RateLimit, wait_seconds
 from firstlight.fetch.source import Body, Changed, RemoteFile, Retry
 
 BUFFER = 1 << 20
@@ -219,11 +219,13 @@ class Transfer:
             segment.ranged = body.ranged
             return segment
         job.whole_answers += 1
-        if job.whole_answers == 1:
-            raise Retry("the server sent the whole file where a part was asked for")
         if job.whole_answers > WHOLE_ANSWERS:
             raise HostError("network-failed", f"{job.file.name} breaks off each time, and the server cannot go on in the middle of a file",
                             evidence=(f"{job.whole_answers} attempts",), hint="try later, or another mirror")  # fmt: skip
+        if body.start != 0:
+            raise Retry(f"the server answered from byte {body.start} on where {segment.at} was asked for")
+        if job.whole_answers == 1:
+            raise Retry("the server sent the whole file where a part was asked for")
         return job.restart(ranged=False)
 
     def _body_over(self, job: FileJob, segment: Segment) -> None:
@@ -266,7 +268,7 @@ class Transfer:
         now, share = time.monotonic(), self.share
         with self.changed:
             share.failures_in_a_row += 1
-            wait = trouble.after if trouble.after is not None else backoff_seconds(share.failures_in_a_row)
+            wait = wait_seconds(share.failures_in_a_row, trouble.after)
             share.pause_until = max(share.pause_until, now + wait)
             share.note = f"{trouble.reason}; trying again in {wait:.0f} s" if wait >= 1 else trouble.reason
             if trouble.slower:

@@ -26,12 +26,10 @@ class WireError(Exception):
 
 def untrusted(host: str, words: str) -> HostError:
     """Waiting does not help against a certificate that nobody vouches for."""
-    return HostError(
-        "certificate-untrusted",
-        f"the certificate of {host} cannot be verified",
-        evidence=(words,),
-        hint="where a proxy or mirror has its own authority, SSL_CERT_FILE or REQUESTS_CA_BUNDLE names the file with its certificate",
-    )
+    hint = "where a proxy or mirror has its own authority, SSL_CERT_FILE or REQUESTS_CA_BUNDLE names the file with its certificate"
+    if "expired" in words or "not yet valid" in words:
+        hint = f"is this machine's clock right? It says {time.strftime('%Y-%m-%d %H:%M %Z')}"
+    return HostError("certificate-untrusted", f"the certificate of {host} cannot be verified", evidence=(words,), hint=hint)
 
 
 class Answer:

@@ -254,6 +254,8 @@ def test_a_disk_that_is_full_at_every_step(hub: Hub, env: Env, full_disk: Path, 
             break
         except HostError as e:
             ends.append(e)
+        ref = full_disk / "hf/hub/models--org--tiny/refs/main"
+        assert not ref.exists() or ref.read_text() == COMMIT
     assert {e.code for e in ends} == {"disk-full"}
     assert all("goes on" in (e.hint or "") for e in ends)
     assert len(ends) > 20

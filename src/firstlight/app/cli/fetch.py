@@ -1,6 +1,7 @@
 """`firstlight fetch`: weights on this machine's disk, verified, resumable."""
 
 import sys
+from typing import Any
 
 import click
 import msgspec
@@ -23,14 +24,26 @@ class Rate(click.ParamType[int]):
 
     def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> int:
         try:
-            return parse_bytes(value.removesuffix("/s"))
+            rate = parse_bytes(value.removesuffix("/s"))
         except ValueError as e:
             self.fail(str(e), param, ctx)
+        return rate or self.fail("less than a byte per second; leave it away for no limit", param, ctx)
+
+
+class Folder(click.Path):
+    """An empty name is a variable that was not set, not the folder that one happens to be in."""
+
+    name = "directory"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if not value:
+            self.fail("an empty name; `.` is this folder", param, ctx)
+        return super().convert(value, param, ctx)
 
 
 @click.command("fetch", short_help="weights on disk, verified, resumable")
 @click.argument("model")
-@click.option("--to", "to", type=click.Path(file_okay=False), help="The folder for the files.  [default: the Hugging Face cache]")
+@click.option("--to", "to", type=Folder(file_okay=False), help="The folder for the files.  [default: the Hugging Face cache]")
 @click.option("--host", default="local", show_default=True, metavar="HOST", help="Copy it on to this host's cache: ssh://USER@HOST.")
 @click.option("--include", multiple=True, metavar="PATTERN", help="Only files that match, instead of what an engine needs.")
 @click.option("--exclude", multiple=True, metavar="PATTERN", help="Never files that match.")

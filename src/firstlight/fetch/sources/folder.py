@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-from firstlight.core.errors import InputError
+from firstlight.core.errors import HostError, InputError
 from firstlight.fetch.manifest import read_manifest
 from firstlight.fetch.source import Changed, Listing, RemoteFile
 
@@ -45,7 +45,7 @@ class FolderSource:
         root = as_path(ref).absolute()
         if not os.path.exists(root):
             raise InputError("model-not-found", f"{ref} does not exist")
-        paths = [root] if root.is_file() else sorted(p for p in root.rglob("*") if os.path.isfile(p))
+        paths = [root] if root.is_file() else _files(root)
         base = root.parent if root.is_file() else root
         manifest = read_manifest(base)
         known = {f.name: f for f in manifest.files} if manifest else {}
@@ -66,11 +66,33 @@ class FolderSource:
         return None
 
     def open(self, file: RemoteFile, start: int, end: int | None, wire: object, env: Mapping[str, str]) -> FileBody:
-        body = FileBody(Path(file.locator), start)
+        try:
+            body = FileBody(Path(file.locator), start)
+        except FileNotFoundError:
+            raise Changed(f"{file.name} is gone") from None
+        except OSError as e:
+            raise unreadable(e, file.locator) from None
         if body.etag != file.etag:
             body.close()
             raise Changed(f"{file.name} was written since it was listed")
         return body
+
+
+def _files(root: Path) -> list[Path]:
+    """Every file below, links to folders not followed. Raises HostError `permission-denied`: half a model is none."""
+
+    def unread(error: OSError) -> None:
+        name = os.path.basename(error.filename)
+        if error.filename == str(root) or not (name.startswith(".") or name == "lost+found"):
+            raise unreadable(error, error.filename) from None
+
+    found = [Path(folder, n) for folder, _, names in os.walk(root, onerror=unread) for n in names]
+    return sorted(p for p in found if os.path.isfile(p))
+
+
+def unreadable(error: OSError, path: str) -> HostError:
+    code = "permission-denied" if isinstance(error, PermissionError) else "disk-failed"
+    return HostError(code, "the model's own folder cannot be read", evidence=(path, error.strerror or str(error)))
 
 
 def as_path(ref: str) -> Path:

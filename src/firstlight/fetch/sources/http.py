@@ -79,14 +79,22 @@ def etag(headers: Message) -> str | None:
 
 
 def retry_after(headers: Message, now: float) -> float | None:
-    """Seconds that the server asks to wait (`Retry-After`, else `RateLimit: …;t=…`); None when it does not say."""
+    """Seconds that the server asks to wait (`Retry-After`, else `RateLimit: …;t=…`); None when it does not say.
+
+    now: used where the server does not tell its own time. A clock that is wrong here must not make us hammer or sleep.
+    """
     value = headers.get("Retry-After", "").strip()
     if re.fullmatch(r"\d+(\.\d+)?", value):
         return min(float(value), MAX_WAIT)
     if value:
-        try:
-            return min(max(0.0, parsedate_to_datetime(value).timestamp() - now), MAX_WAIT)
-        except ValueError:
-            return None
+        until, its_now = _timestamp(value), _timestamp(headers.get("Date", ""))
+        return None if until is None else min(max(0.0, until - (its_now or now)), MAX_WAIT)
     match = re.search(r"\bt=(\d+)", headers.get("RateLimit", ""))
     return min(float(match[1]), MAX_WAIT) if match else None
+
+
+def _timestamp(date: str) -> float | None:
+    try:
+        return parsedate_to_datetime(date).timestamp()
+    except (ValueError, OverflowError):
+        return None
