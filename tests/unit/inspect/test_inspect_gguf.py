@@ -80,9 +80,9 @@ def test_the_demo_model(demo_gguf):
 def test_token_lists_of_300000_are_stepped_over_at_once():
     raw, _ = made.header(made.llama() | {"tokenizer.ggml.tokens": ["token"] * 300_000, "tokenizer.ggml.merges": ["to ken"] * 300_000}, [])
     reads = []
-    start = time.perf_counter()
+    start = time.process_time()
     header = read_gguf(lambda o, n: reads.append(n) or raw[o : o + n], len(raw), "m.gguf")
-    assert time.perf_counter() - start < 1
+    assert time.process_time() - start < 3
     assert header.values["tokenizer.ggml.tokens#length"] == 300_000
     assert "tokenizer.ggml.tokens" not in header.values
     assert max(reads) <= 1 << 20

@@ -377,12 +377,12 @@ def test_a_diagnosed_restart_tells_its_cause(runs: Runs, tmp_path: Path) -> None
 
 def test_down_during_the_back_off_and_its_diagnosis_is_at_once(runs: Runs) -> None:
     restart = Restart(policy="on-failure", backoff_seconds=30.0)
-    slow = [sys.executable, "-c", "import time; time.sleep(5)"]
+    slow = [sys.executable, "-c", "import time; time.sleep(60)"]
     client = runs.start(DYING, options=Options(restart=restart, before_restart=slow))
     until(client, "restarting")
     begun = time.monotonic()
     assert client.stop().state == "stopped"
-    assert time.monotonic() - begun < 4.0
+    assert time.monotonic() - begun < 20
     assert not any(e.kind in ("restarted", "diagnosed") for e in client.past_events())
 
 
@@ -492,7 +492,7 @@ def test_second_stop_kills(runs: Runs) -> None:
     until(client, "stopping")
     begun = time.monotonic()
     assert client.stop().state == "stopped"
-    assert time.monotonic() - begun < 5
+    assert time.monotonic() - begun < 20
 
 
 def test_hook_runs_outside_the_run(runs: Runs, tmp_path: Path) -> None:

@@ -21,8 +21,8 @@ def test_an_interrupted_host_ends_what_it_runs_and_runs_nothing_more(tmp_path: P
         time.sleep(0.01)
     began = time.monotonic()
     host.interrupt()
-    reader.join(10)
-    assert time.monotonic() - began < 5
+    reader.join(30)
+    assert time.monotonic() - began < 20
     assert found[0].returncode == -9
     child = Path(f"/proc/{int(mark.read_text())}/stat")
     assert not child.exists() or child.read_text().rpartition(")")[2].split()[0] in "ZX"
