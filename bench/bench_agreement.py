@@ -26,7 +26,7 @@ from alone import alone
 from corrupt import engines
 
 from firstlight.bench import bench
-from firstlight.bench.vllm_tool import run_vllm_bench
+from firstlight.bench.vllm_tool import Tool, run_vllm_bench
 from firstlight.bench.workload import PROFILES, Profile
 from firstlight.core.run import Endpoint
 from firstlight.core.schema import decode
@@ -63,8 +63,8 @@ def ours(args: argparse.Namespace, endpoint: Endpoint, level: int) -> BenchPoint
 
 def theirs(args: argparse.Namespace, endpoint: Endpoint, level: int) -> BenchPoint:
     count = REQUESTS_A_USER * level
-    of = {"python": args.vllm_python, "tokenizer": args.folder, "profile": SENT.name}
-    return run_vllm_bench(endpoint, **of, concurrency=level, force=True, requests=count, only=level).points[-1]
+    tool = Tool(python=args.vllm_python, tokenizer=args.folder)
+    return run_vllm_bench(endpoint, tool=tool, profile=SENT.name, concurrency=level, force=True, requests=count, only=level).points[-1]
 
 
 def beside_vllm(args: argparse.Namespace) -> list[dict[str, Any]]:

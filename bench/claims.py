@@ -61,17 +61,15 @@ STARTS = {
     "vLLM, hermes and olmo3": Start(
         "vllm", "source", (*TEMPLATE, *HERMES, "--reasoning-parser", "olmo3"), {"tools": PASSED, "reasoning": PASSED}
     ),
-    "vLLM, llama3_json and granite": Start(
+    "vLLM, pythonic and granite": Start(
         "vllm",
         "source",
-        (*TEMPLATE, "--enable-auto-tool-choice", "--tool-call-parser", "llama3_json", "--reasoning-parser", "granite"),
+        (*TEMPLATE, "--enable-auto-tool-choice", "--tool-call-parser", "pythonic", "--reasoning-parser", "granite"),
         {"tools": "tool-parser-model-mismatch", "reasoning": "reasoning-parser-model-mismatch"},
     ),
     "vLLM, embeddings": Start("vllm", "source", ("--runner", "pooling", "--convert", "embed"), {"embeddings": PASSED}),
     "vLLM, Qwen2.5 Coder, hermes": Start("vllm", "second", HERMES, {"tools": "tool-parser-model-mismatch", "json-schema": PASSED}),
-    "vLLM, Qwen2.5 Coder, llama3_json": Start(
-        "vllm", "second", ("--enable-auto-tool-choice", "--tool-call-parser", "llama3_json"), {"tools": PASSED}
-    ),
+    "vLLM, Qwen2.5 Coder, hermes by example": Start("vllm", "second", (*TEMPLATE, *HERMES), {"tools": PASSED}),
 }
 
 

@@ -9,11 +9,13 @@ from corrupt.engines import vllm
 
 from firstlight.bench.bench import run_bench
 from firstlight.core.run import Endpoint
+from firstlight.verify.claimed import claims_for
 from firstlight.verify.session import Claims
 from firstlight.verify.verify import save_reference, verify
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
 BUDGET = 240.0
+BY_EXAMPLE = Path(hf_folder.__file__).with_name("templates") / "by_example.jinja"
 
 
 @pytest.fixture(scope="module")
@@ -39,6 +41,22 @@ async def test_a_missing_tool_parser_is_named(healthy: Endpoint) -> None:
     tools = next(c for c in verdict.checks if c.name == "tools")
     assert not tools.passed
     assert tools.evidence[0].startswith("tool-parser-missing")
+
+
+async def test_reasoning_and_tool_calls_of_a_models_own_text_come_parsed(demo_gguf: Path, vllm_python: str, folders: Path) -> None:
+    """The demo is shown both by two answers before each question; vLLM's hermes and olmo3 parsers read what it writes. Those answers put
+    end marks into the prompt, which olmo3 takes for this answer's own when it streams: known of vLLM, and told as that.
+    """
+    names = ["tools", "reasoning"]
+    parsers = ("--enable-auto-tool-choice", "--tool-call-parser", "hermes", "--reasoning-parser", "olmo3")
+    flags = ("--chat-template", str(BY_EXAMPLE), *parsers)
+    with vllm(hf_folder.make(demo_gguf, folders, "healthy"), python=vllm_python, extra=flags) as endpoint:
+        verdict = await verify(endpoint, profile="full", checks=names, budget_seconds=BUDGET, claims=claims_for(None, flags))
+    found = {c.name: c for c in verdict.checks if c.name in names}
+    assert verdict.passed
+    assert found["tools"].evidence[0] == 'called get_weather({"city": "Paris"})'
+    assert "characters of reasoning, answer" in found["reasoning"].evidence[0]
+    assert "known deviation: its olmo3 parser" in (found["reasoning"].note or "")
 
 
 async def test_bench_reads_vllms_gauges(healthy: Endpoint) -> None:

@@ -1,17 +1,19 @@
 """`firstlight bench`: options to a run, and the report for a person."""
 
 import asyncio
+from collections.abc import Mapping
 from pathlib import Path
 
 import click
 import msgspec
+from click.core import ParameterSource
 
 from firstlight.app.endpoints import Target, planned_concurrency, target_of
 from firstlight.app.output import glyphs, say
 from firstlight.bench.bench import run_bench
 from firstlight.bench.compare import BenchComparison, compare
 from firstlight.bench.figures import Slo, missed
-from firstlight.bench.vllm_tool import run_vllm_bench
+from firstlight.bench.vllm_tool import Tool, run_vllm_bench
 from firstlight.core.checkpoint import Checkpoint
 from firstlight.core.errors import InputError, UsageError
 from firstlight.core.plan import Candidate, PlanSet
@@ -39,15 +41,16 @@ class Benching(msgspec.Struct, kw_only=True):
 async def bench_with(wanted: Benching) -> BenchReport:
     """Finds the endpoint, makes sure that it is coherent (unless forced), measures, and keeps the report in the run's folder."""
     slo = slo_of(wanted.goodput)
+    _refuse_idle(wanted)
     target = await target_of(wanted.ref, model=wanted.model, key_file=wanted.api_key_file)
-    environment = _vllm_environment(wanted, target) if wanted.tool == "vllm" else None
+    tool = _vllm_tool(wanted, target) if wanted.tool == "vllm" else None
     verdict = None if wanted.force else await _verdict(wanted, target)
     candidate = _candidate(target)
     if wanted.live:
         click.echo(f"{target.endpoint.base_url}  {target.endpoint.model}  {wanted.profile}  {wanted.tool}")
         click.echo(HEAD)
-    if environment is not None:
-        report = await asyncio.to_thread(_by_vllm, wanted, environment, target, verdict, candidate)
+    if tool is not None:
+        report = await asyncio.to_thread(_by_vllm, wanted, tool, target, verdict, candidate)
         for point in report.points if wanted.live else []:
             _show_point(point)
     else:
@@ -67,32 +70,33 @@ async def bench_with(wanted: Benching) -> BenchReport:
     return report
 
 
-def _vllm_environment(wanted: Benching, target: Target) -> tuple[str, str]:
+def _refuse_idle(wanted: Benching) -> None:
+    """Options that would silently do nothing. Raises UsageError `option-needs`."""
+    idle = {"--engine-python": wanted.engine_python, "--tokenizer": wanted.tokenizer} if wanted.tool != "vllm" else {}
+    for option in (o for o, given in idle.items() if given):
+        raise UsageError("option-needs", f"{option} does nothing without --tool vllm", hint=f"add --tool vllm, or leave {option} out")
+
+
+def _vllm_tool(wanted: Benching, target: Target) -> Tool:
     """The Python that has vLLM, and the model's folder for its tokenizer."""
     checkpoint = target.folder.try_load(Checkpoint, "checkpoint.json") if target.folder else None
     tokenizer = wanted.tokenizer or (checkpoint.path if checkpoint else None)
     if not wanted.engine_python or not tokenizer:
         missing = "--engine-python" if not wanted.engine_python else "--tokenizer"
-        raise UsageError(
-            "vllm-bench-needs", f"--tool vllm needs {missing}", hint="the Python of the vLLM environment, and the model folder"
-        )
-    return wanted.engine_python, tokenizer
+        hint = "the Python of the vLLM environment, and the model folder"
+        raise UsageError("vllm-bench-needs", f"--tool vllm needs {missing}", hint=hint)
+    return Tool(python=wanted.engine_python, tokenizer=tokenizer, api_key=target.api_key, goodput=tuple(wanted.goodput))
 
 
-def _by_vllm(
-    wanted: Benching, environment: tuple[str, str], target: Target, verdict: Verdict | None, candidate: Candidate | None
-) -> BenchReport:
-    python, tokenizer = environment
+def _by_vllm(wanted: Benching, tool: Tool, target: Target, verdict: Verdict | None, candidate: Candidate | None) -> BenchReport:
     return run_vllm_bench(
         target.endpoint,
-        python=python,
-        tokenizer=tokenizer,
+        tool=tool,
         profile=wanted.profile,
         concurrency=wanted.concurrency or planned_concurrency(target),
         candidate=candidate,
         verdict=verdict,
         force=wanted.force,
-        api_key=target.api_key,
     )
 
 
@@ -163,6 +167,15 @@ def missed_slo(report: BenchReport, limits: tuple[str, ...]) -> bool:
     """Whether the planned concurrency's p90 is beyond a limit."""
     slo = slo_of(limits)
     return bool(slo and report.points and missed(report.points[-1], slo))
+
+
+def refuse_measuring(options: Mapping[str, object]) -> None:
+    """Options of a measurement, for a comparison of two that are over. Raises UsageError `option-needs`."""
+    context = click.get_current_context()
+    said = [n for n in options if context.get_parameter_source(n) is ParameterSource.COMMANDLINE]
+    if said:
+        option = f"--{said[0].replace('_', '-')}"
+        raise UsageError("option-needs", f"{option} does nothing in a comparison: nothing is measured", hint="leave it out")
 
 
 def compare_files(a: str, b: str) -> BenchComparison:

@@ -8,7 +8,7 @@ from pathlib import Path
 from firstlight.bench.client import Record, Target, User
 from firstlight.bench.figures import Slo, e2el, percentile, point, tpot
 from firstlight.bench.metrics import Sampler
-from firstlight.bench.workload import Profile, Prompts, levels, profile_named
+from firstlight.bench.workload import Profile, Prompts, input_tokens, levels, profile_named
 from firstlight.core.errors import Exit, FirstlightError
 from firstlight.core.figures import Figure, Rung
 from firstlight.core.plan import Candidate
@@ -94,13 +94,11 @@ class _Sweep:
         self.single: list[Record] = []
 
     def _prompts(self, seed: int) -> Prompts:
-        share, length = self._profile.context_share, self._endpoint.max_model_len
-        tokens = round(share * length) if share and length else self._profile.input_tokens
         return Prompts(
             self._profile,
             self._endpoint.model,
             chat=self._path.startswith("/chat"),
-            input_tokens=tokens,
+            input_tokens=input_tokens(self._profile, self._endpoint),
             seed=seed,
             ignore_eos=self._ignore_eos,
         )

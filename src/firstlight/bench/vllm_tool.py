@@ -9,8 +9,10 @@ import time
 from pathlib import Path
 from typing import Any
 
+from msgspec import Struct
+
 from firstlight.bench.bench import promises, refuse_incoherent
-from firstlight.bench.workload import Profile, levels, profile_named
+from firstlight.bench.workload import Profile, input_tokens, levels, profile_named
 from firstlight.core.errors import FirstlightError, UsageError
 from firstlight.core.plan import Candidate
 from firstlight.core.run import Endpoint
@@ -21,22 +23,28 @@ _FRESH = random.SystemRandom()
 SECONDS = 900.0
 
 
+class Tool(Struct, frozen=True, kw_only=True):
+    """How the tool is run. python: of the environment that has vLLM; tokenizer: the model's folder; goodput: limits as `ttft:500`."""
+
+    python: str
+    tokenizer: str
+    api_key: str | None = None
+    goodput: tuple[str, ...] = ()
+
+
 def run_vllm_bench(
     endpoint: Endpoint,
     *,
-    python: str,
-    tokenizer: str,
+    tool: Tool,
     profile: str = "quick",
     concurrency: int | None = None,
     candidate: Candidate | None = None,
     verdict: Verdict | None = None,
     force: bool = False,
-    api_key: str | None = None,
     requests: int | None = None,
     only: int | None = None,
 ) -> BenchReport:
-    """One run of `vllm bench serve` a concurrency. python: of the environment that has vLLM; tokenizer: the model's folder.
-    only: this level instead of the sweep.
+    """One run of `vllm bench serve` a concurrency. only: this level instead of the sweep.
 
     Raises FirstlightError `vllm-bench-failed` with the tool's last lines.
     """
@@ -45,7 +53,7 @@ def run_vllm_bench(
     points = []
     for level in [only] if only else levels(concurrency or chosen.concurrency):
         count = requests or level * REQUESTS_PER_USER
-        points.append(read_result(_run(endpoint, python, tokenizer, chosen, level, count, api_key), level))
+        points.append(read_result(_run(endpoint, tool, chosen, level, count), level))
     single = next((p for p in points if p.concurrency == 1), None)
     rate = single.tokens_per_second_per_user if single else None
     return BenchReport(
@@ -62,27 +70,32 @@ def run_vllm_bench(
     )
 
 
-def command(endpoint: Endpoint, python: str, tokenizer: str, profile: Profile, level: int, count: int, folder: str) -> list[str]:
+def command(endpoint: Endpoint, tool: Tool, profile: Profile, level: int, count: int, folder: str) -> list[str]:
     """The tool's command line: random prompts of the profile's lengths, closed loop of `level` users, greedy as the built-in bench asks.
 
     The tool's own seed is 0: without another one every run sends the prompts of the last, which the prefix cache then holds.
     """
-    argv = [python, "-m", "vllm.entrypoints.cli.main", "bench", "serve", "--backend", "openai", "--endpoint", "/v1/completions"]
+    argv = [tool.python, "-m", "vllm.entrypoints.cli.main", "bench", "serve", "--backend", "openai", "--endpoint", "/v1/completions"]
     argv += ["--base-url", endpoint.base_url.removesuffix("/v1"), "--model", endpoint.model, "--served-model-name", endpoint.model]
-    argv += ["--tokenizer", tokenizer, "--dataset-name", "random", "--random-input-len", str(profile.input_tokens)]
+    argv += ["--tokenizer", tool.tokenizer, "--dataset-name", "random", "--random-input-len", str(input_tokens(profile, endpoint))]
+    argv += ["--random-prefix-len", str(profile.shared_tokens)] if profile.shared_tokens else []
     argv += ["--random-output-len", str(profile.output_tokens), "--ignore-eos", "--num-prompts", str(count)]
     argv += ["--max-concurrency", str(level), "--request-rate", "inf", "--percentile-metrics", "ttft,tpot,itl,e2el"]
     argv += ["--temperature", "0", "--seed", str(_FRESH.randrange(1 << 31))]
+    argv += ["--goodput", *tool.goodput] if tool.goodput else []
     return [*argv, "--metric-percentiles", "50,90,99", "--save-result", "--result-dir", folder, "--result-filename", "result.json"]
 
 
-def _run(endpoint: Endpoint, python: str, tokenizer: str, profile: Profile, level: int, count: int, api_key: str | None) -> dict[str, Any]:
-    if not Path(python).exists():
-        raise UsageError("no-engine-python", f"{python} does not exist", hint="--engine-python PATH, of an environment with vLLM")
-    own = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", **({"OPENAI_API_KEY": api_key} if api_key else {})}
+def _run(endpoint: Endpoint, tool: Tool, profile: Profile, level: int, count: int) -> dict[str, Any]:
+    if not Path(tool.python).exists():
+        raise UsageError("no-engine-python", f"{tool.python} does not exist", hint="--engine-python PATH, of an environment with vLLM")
+    own = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", **({"OPENAI_API_KEY": tool.api_key} if tool.api_key else {})}
     with tempfile.TemporaryDirectory() as folder:
-        argv = command(endpoint, python, tokenizer, profile, level, count, folder)
-        done = subprocess.run(argv, capture_output=True, text=True, timeout=SECONDS, env={**os.environ, **own}, check=False)
+        argv = command(endpoint, tool, profile, level, count, folder)
+        try:
+            done = subprocess.run(argv, capture_output=True, text=True, timeout=SECONDS, env={**os.environ, **own}, check=False)
+        except (OSError, subprocess.TimeoutExpired) as e:
+            raise FirstlightError("vllm-bench-failed", "vllm bench serve did not run to its end", evidence=(str(e),)) from None
         result = Path(folder) / "result.json"
         if done.returncode or not result.exists():
             last = tuple((done.stderr or done.stdout).strip().splitlines()[-6:])

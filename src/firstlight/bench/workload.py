@@ -6,6 +6,7 @@ import msgspec
 from msgspec import Struct
 
 from firstlight.core.errors import UsageError
+from firstlight.core.run import Endpoint
 
 _TEXT = (
     "river stone light winter paper green market window garden music story simple number coffee morning engine silver bridge yellow forest "
@@ -49,6 +50,12 @@ def profile_named(name: str) -> Profile:
     if name not in PROFILES:
         raise UsageError("unknown-profile", f"no bench profile {name!r}", hint=f"one of {', '.join(PROFILES)}")
     return PROFILES[name]
+
+
+def input_tokens(profile: Profile, endpoint: Endpoint) -> int:
+    """About so many tokens a prompt has here, the shared ones not counted."""
+    length = endpoint.max_model_len
+    return round(profile.context_share * length) if profile.context_share and length else profile.input_tokens
 
 
 def levels(planned: int) -> list[int]:

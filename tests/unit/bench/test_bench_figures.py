@@ -16,7 +16,7 @@ from firstlight.bench.client import Record, Target
 from firstlight.bench.compare import compare
 from firstlight.bench.figures import Slo, e2el, itl, missed, percentile, point, tpot, ttft
 from firstlight.bench.metrics import Sampler, pause, read_gauges
-from firstlight.bench.vllm_tool import command, read_result
+from firstlight.bench.vllm_tool import Tool, command, read_result
 from firstlight.bench.workload import PROFILES, Prompts, levels, profile_named
 from firstlight.core.errors import Exit, FirstlightError, UsageError
 from firstlight.core.figures import Figure, Rung
@@ -167,19 +167,31 @@ def test_vllm_bench_serves_json_becomes_a_point_in_seconds() -> None:
 
 
 def test_vllm_bench_is_called_in_its_own_environment_with_the_profiles_lengths() -> None:
-    argv = command(Endpoint(base_url="http://h:1/v1", model="m"), "/env/bin/python", "/models/m", profile_named("quick"), 4, 16, "/out")
+    tool = Tool(python="/env/bin/python", tokenizer="/models/m", goodput=("ttft:500", "tpot:50"))
+    argv = command(Endpoint(base_url="http://h:1/v1", model="m", max_model_len=4096), tool, profile_named("quick"), 4, 16, "/out")
     assert argv[:6] == ["/env/bin/python", "-m", "vllm.entrypoints.cli.main", "bench", "serve", "--backend"]
     pairs = dict(pairwise(argv))
     assert pairs["--base-url"] == "http://h:1"
     assert pairs["--max-concurrency"] == "4"
     assert pairs["--random-output-len"] == str(PROFILES["quick"].output_tokens)
     assert pairs["--temperature"] == "0"
+    assert "--random-prefix-len" not in pairs
+    assert argv[argv.index("--goodput") + 1 :][:3] == ["ttft:500", "tpot:50", "--metric-percentiles"]
+
+
+def test_vllm_bench_gets_shared_beginnings_and_shares_of_the_context_as_the_built_in_bench_sends_them() -> None:
+    endpoint, tool = Endpoint(base_url="http://h:1/v1", model="m", max_model_len=4096), Tool(python="python", tokenizer="/models/m")
+    agents, long = (dict(pairwise(command(endpoint, tool, profile_named(n), 1, 4, "/out"))) for n in ("agents", "long-context"))
+    assert (agents["--random-prefix-len"], agents["--random-input-len"]) == ("1536", "512")
+    assert long["--random-input-len"] == "2048"
+    assert "--goodput" not in long
 
 
 def test_vllm_bench_sends_other_prompts_each_time() -> None:
     """With its own seed, which is always 0, a second run would be answered from the prefix cache."""
     endpoint = Endpoint(base_url="http://h:1/v1", model="m")
-    runs = [dict(pairwise(command(endpoint, "python", "/models/m", profile_named("quick"), 4, 16, "/out"))) for _ in range(2)]
+    tool = Tool(python="python", tokenizer="/models/m")
+    runs = [dict(pairwise(command(endpoint, tool, profile_named("quick"), 4, 16, "/out"))) for _ in range(2)]
     assert runs[0]["--seed"] != runs[1]["--seed"]
 
 

@@ -73,6 +73,8 @@ def test_bad_options_of_verify_are_named(address: str, args: tuple[str, ...], co
     [
         (("--goodput", "ttft:soon"), "bad-goodput"),
         (("--tool", "vllm"), "vllm-bench-needs"),
+        (("--engine-python", "/bin/true"), "option-needs"),
+        (("--tokenizer", "/"), "option-needs"),
         (("--tool", "vllm", "--engine-python", "/bin/true", "--tokenizer", "/", "--force"), "vllm-bench-failed"),
     ],
 )
@@ -82,6 +84,11 @@ def test_bad_options_of_bench_are_named(address: str, args: tuple[str, ...], cod
 
 def test_reports_that_are_not_there_are_named() -> None:
     assert _code(bench, "compare", "/no/such/a.json", "/no/such/b.json") == "file-unreadable"
+
+
+def test_a_comparison_measures_nothing() -> None:
+    assert _code(bench, "compare", "a.json", "b.json", "--force") == "option-needs"
+    assert _code(bench, "compare", "a.json") == "compare-needs-two"
 
 
 def test_a_claim_that_is_named_is_claimed_and_what_could_not_be_judged_does_not_pass(address: str) -> None:

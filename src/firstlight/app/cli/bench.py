@@ -34,6 +34,7 @@ def command(what: tuple[str, ...], output: str, **options: Any) -> int:
     if what[0] == "compare":
         if len(what) != 3:
             raise UsageError("compare-needs-two", "compare takes two reports", hint="firstlight bench compare A.json B.json")
+        benching.refuse_measuring(options)
         found = benching.compare_files(what[1], what[2])
         emit(found, output, lambda: benching.show_comparison(found))
         return Exit.OK
