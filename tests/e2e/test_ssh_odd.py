@@ -1,17 +1,27 @@
-"""Odd hosts: start files that talk, other shells, an old Python, homes that cannot be written, full disks, installs that are killed."""
+"""Odd hosts: start files that talk, other shells, other Pythons, homes that cannot be written, full disks, installs that are killed."""
 
+import base64
+import hashlib
+import importlib.metadata
 import json
 import os
 import shutil
 import signal
 import subprocess
+import sys
 import time
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from e2e_runner import Firstlight, wait_for
 from far_machine import HOME_THERE, HOST, USER, Far, up_there
+
+from firstlight.app.carrying import carry, distributions, known_there
+from firstlight.app.consent import Consent
+from firstlight.core.errors import FirstlightError
+from firstlight.probe.ssh import SshHost
 
 pytestmark = [pytest.mark.timeout(900), pytest.mark.usefixtures("way_in")]
 THERE = ("--host", HOST)
@@ -161,3 +171,82 @@ def test_an_install_that_is_killed_is_made_whole_by_the_next(far: Far, firstligh
     assert any("supervisor.pyz" in row for row in far.of_user()), "the run serves on"
     assert firstlight("down", "far").returncode == 0
     assert os.path.exists(carried)
+
+
+# firstlight where the Python is another
+
+
+def pretend(far: Far, version: tuple[int, int], names: tuple[str, ...] = ("python3", "python3.11")) -> None:
+    """Interpreters that say that they are of another version; underneath is this one, so that what they are given can run."""
+    for name in names:
+        path = f"/usr/local/bin/{name}"
+        answer = json.dumps([path, version, f"cpython-{version[0]}{version[1]}-elsewhere"])
+        script = f'#!/bin/sh\ncase "$*" in *SOABI*) echo \'{answer}\'; exit 0;; esac\nexec {sys.executable} "$@"\n'
+        far.machine.path(path).unlink(missing_ok=True)
+        far.machine.path(path).write_text(script)
+        far.inside("chmod", "755", path)
+
+
+@pytest.fixture
+def other_pythons(far: Far) -> Iterator[Path]:
+    """Takes them away again; gives the folder that the login's pip finds its wheels in, and nowhere else."""
+    kept = {n: p.read_bytes() for n in ("python3", "python3.11") if (p := far.machine.path(f"/usr/local/bin/{n}")).exists()}
+    wheels = far.machine.path("/srv/carried-wheels")
+    far.inside("mkdir", "-p", "/srv/carried-wheels", f"{HOME_THERE}/.config/pip")
+    settings = "[global]\nno-index = true\nfind-links =\n    /srv/carried-wheels\n"
+    far.machine.path(f"{HOME_THERE}/.config/pip/pip.conf").write_text(settings)
+    far.inside("chown", "-R", USER, f"{HOME_THERE}/.config")
+    far.inside("rm", "-rf", f"{HOME_THERE}/.local/share/firstlight/carried")
+    yield wheels
+    for name in ("python3", "python3.11"):
+        far.machine.path(f"/usr/local/bin/{name}").unlink(missing_ok=True)
+    for name, data in kept.items():
+        far.machine.path(f"/usr/local/bin/{name}").write_bytes(data)
+        far.inside("chmod", "755", f"/usr/local/bin/{name}")
+    far.inside("rm", "-rf", "/srv/carried-wheels", f"{HOME_THERE}/.config/pip", f"{HOME_THERE}/.local/share/firstlight/carried")
+
+
+def wheel_of(part: importlib.metadata.Distribution, folder: Path) -> None:
+    """What is installed here, as the wheel that it came from."""
+    name = f"{part.name.replace('-', '_')}-{part.version}"
+    files = {f.as_posix(): Path(str(f.locate())) for f in part.files or [] if ".." not in f.parts and f.suffix != ".pyc"}
+    data = {n: p.read_bytes() for n, p in files.items() if p.is_file() and not n.endswith(("/RECORD", "/INSTALLER", "/REQUESTED"))}
+    record = next(n for n in files if n.endswith("/RECORD"))
+    rows = [f"{n},sha256={base64.urlsafe_b64encode(hashlib.sha256(d).digest()).rstrip(b'=').decode()},{len(d)}" for n, d in data.items()]
+    with zipfile.ZipFile(folder / f"{name}-py3-none-any.whl", "w") as wheel:
+        for n, d in {**data, record: "\n".join([*rows, f"{record},,\n"]).encode()}.items():
+            wheel.writestr(n, d)
+
+
+def test_a_host_of_another_python_gets_the_packages_by_its_own_pip(far: Far, other_pythons: Path) -> None:
+    """Ours are compiled for this Python: only firstlight itself is copied, the same versions of the rest come from that host's index."""
+    pretend(far, (3, 13))
+    host, said = SshHost(HOST), list[str]()
+    with pytest.raises(FirstlightError) as e:
+        carry(host, Consent(yes=True), said.append)
+    assert e.value.code == "cannot-carry"
+    assert any("No matching distribution" in line for line in e.value.evidence), "in pip's own words"
+    assert known_there(host) is None, "what is not whole is not there"
+    for part in distributions():
+        wheel_of(part, other_pythons)
+    far.inside("chmod", "-R", "a+rX", "/srv/carried-wheels")
+    found = carry(host, Consent(yes=True), said.append)
+    assert found.python == "/usr/local/bin/python3"
+    packages = set(far.inside("ls", found.folder).split())
+    assert {"firstlight", "msgspec", "click", "rich"} <= packages
+    assert "firstlight" in host.run(found.argv("--version")).text
+    assert host.run(found.argv("service", "list")).ok
+    assert known_there(host) == carry(host, Consent(), said.append) == found, "what is there is used, and nobody is asked again"
+    assert said == [f"bringing firstlight to {HOST}"] * 2
+
+
+def test_a_host_whose_pythons_are_all_too_old_for_a_service(far: Far, other_pythons: Path) -> None:
+    pretend(far, (3, 10))
+    with pytest.raises(FirstlightError) as e:
+        carry(SshHost(HOST), Consent(yes=True), lambda _: None)
+    assert (e.value.code, "/usr/local/bin/python3: 3.10" in e.value.evidence) == ("python-too-old", True)
+    pretend(far, (3, 12), ("python3.11",))
+    with pytest.raises(FirstlightError) as e:
+        carry(SshHost(HOST), Consent(), lambda _: None)
+    assert e.value.code == "consent-missing"
+    assert any("/usr/local/bin/python3.11" in line for line in e.value.evidence), "the one that is new enough, whatever it is called"

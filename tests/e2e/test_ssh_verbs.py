@@ -5,6 +5,7 @@ import hashlib
 import json
 import os
 import shutil
+import signal
 import sys
 import threading
 import zipfile
@@ -12,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from e2e_runner import Firstlight
+from e2e_runner import FAKE_PYTHON, Firstlight, wait_for
 from far_machine import HOME_THERE, HOST, USER, Far, up_there
 
 pytestmark = [pytest.mark.timeout(900), pytest.mark.usefixtures("way_in")]
@@ -182,3 +183,38 @@ def test_launch_starts_an_own_command_there(far: Far, firstlight: Firstlight) ->
     failed = firstlight("launch", *THERE, *options, "--", "/usr/bin/python3", "-c", "raise SystemExit('no such model')")
     assert failed.returncode == 5
     assert "no such model" in failed.stderr
+
+
+def test_a_plan_is_rehearsed_there_through_cuts_and_leaves_nothing(far: Far, firstlight: Firstlight, llama_folder: Path) -> None:
+    """Its folder, engine and verdict are there; cut, interrupted or killed here, nothing runs on there."""
+    model = f"{HOME_THERE}/my models/tiny llama ü"
+    shutil.copytree(llama_folder, far.machine.path(model))
+    far.inside("chown", "-R", USER, HOME_THERE)
+    words = ("rehearse", model, *THERE, "--engine", "vllm", "--engine-python", str(FAKE_PYTHON))
+    over = threading.Event()
+
+    def cutter() -> None:
+        cuts = 0
+        while cuts < 6 and not over.wait(1.5):
+            cuts += far.cut() > 0
+
+    thread = threading.Thread(target=cutter, daemon=True)
+    thread.start()
+    try:
+        report = said(firstlight, *words, "--env", "FAKE_ENGINE_SCRIPT=slow")
+    finally:
+        over.set()
+        thread.join()
+    assert report["passed"], report
+    assert "one completion runs through every kernel" in report["proves"]
+    (run,) = firstlight.runs()
+    assert run["host_folder"].startswith(f"{HOME_THERE}/.local/state/firstlight/runs/")
+    assert "EngineCore" in far.inside("cat", f"{run['host_folder']}/rehearsal/1/engine.log")
+    refuted = firstlight(*words, "--env", "FAKE_ENGINE_SCRIPT=fp8-kv-mla")
+    assert (refuted.returncode, "attention backend" in refuted.stdout) == (5, True), refuted.stderr
+    for end in (signal.SIGINT, signal.SIGKILL):
+        process = firstlight.start(*words, "--env", "FAKE_ENGINE_SCRIPT=never-ready")
+        wait_for(lambda: any("fake_engine.py serve" in row for row in far.of_user()))
+        process.send_signal(end)
+        process.communicate(timeout=120)
+        wait_for(lambda: far.of_user() == [])

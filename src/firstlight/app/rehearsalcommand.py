@@ -6,6 +6,7 @@ from typing import Any
 import click
 
 from firstlight.app import flow
+from firstlight.app.elsewhere import folder_there
 from firstlight.app.output import emit, glyphs
 from firstlight.app.plan_options import Planning
 from firstlight.app.progress import choose_progress
@@ -40,6 +41,8 @@ async def _rehearse(session: Session, depth: str, patience: float) -> RehearsalR
         name=f"{session.name}-rehearsal", model=session.intent.model, host=session.host.name
     )
     try:
+        if not session.host.is_local:
+            session.folder.update(host_folder=folder_there(session.host, session.folder.path.name))
         await flow.run_stages(session, flow.stages_between(STAGES[0], STAGES[-1]))
         report = await _with_overlay(session, depth, patience)
     except FirstlightError as e:
