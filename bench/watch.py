@@ -103,6 +103,38 @@ def watched_carried(megabytes: int = 16) -> dict[str, float]:
     return found
 
 
+def hostile() -> dict[str, bytes]:
+    """Logs that are nobody's everyday: a flood of short lines with numbers, bars redrawn in one line, more names than any engine has."""
+    step = "INFO 10-12 08:00:05 [x.py:1] step={0} loss=0.{0}\n"
+    bar = "Loading safetensors checkpoint shards:  {0}% Completed | {1}/200000 [00:10<01:00,  1.20it/s]"
+    said = "(Worker_TP{0} pid={1}) INFO 10-12 08:00:05 [gpu_model_runner.py:5209] Starting to load model /m...\n"
+    fell = "(Worker_TP{0} pid={1}) ERROR 10-12 08:00:06 [x.py:1] ValueError: kestrel {0} fell\n"
+    return {
+        "flood": "".join(step.format(i) for i in range(150_000)).encode(),
+        "bars": "\r".join(bar.format(i // 2000, i) for i in range(200_000)).encode() + b"\n",
+        "names": "".join((said + fell).format(i, 30 + i) for i in range(20_000)).encode(),
+    }
+
+
+def hostile_seconds() -> dict[str, float]:
+    """Processor seconds of reading each, and MB/s, by watch and by diagnose."""
+    found = {}
+    diagnose(b"warm\n")  # what is loaded once is not reading
+    for name, log in hostile().items():
+        pieces = [log[at : at + CHUNK] for at in range(0, len(log), CHUNK)]
+        for reader in ("watch", "diagnose"):
+            began, engine_log = time.process_time(), EngineLog("vllm")
+            if reader == "watch":
+                for piece in pieces:
+                    engine_log.feed(piece, 0.0)
+            else:
+                diagnose(iter(pieces))
+            seconds = time.process_time() - began
+            found[f"{name}_{reader}_seconds"] = round(seconds, 2)
+            found[f"{name}_{reader}_mb_per_second"] = round(len(log) / 1e6 / seconds, 1)
+    return found
+
+
 def memory() -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
@@ -210,6 +242,8 @@ def measured(name: str, megabytes: int, folder: Path) -> dict[str, float]:
             return latency()
         case "watch_carried_mb_per_second":
             return watched_carried()
+        case "hostile":
+            return hostile_seconds()
         case "command":
             return commanded(folder, megabytes)
         case "command_jsonl":
@@ -220,7 +254,17 @@ def measured(name: str, megabytes: int, folder: Path) -> dict[str, float]:
             raise ValueError(name)
 
 
-NAMES = ("watch", "diagnose", "line_to_event", "watch_carried_mb_per_second", "command", "command_jsonl", "live_file", "live_pipe")
+NAMES = (
+    "watch",
+    "diagnose",
+    "line_to_event",
+    "watch_carried_mb_per_second",
+    "hostile",
+    "command",
+    "command_jsonl",
+    "live_file",
+    "live_pipe",
+)
 
 
 def main() -> None:

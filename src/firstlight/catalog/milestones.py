@@ -69,7 +69,7 @@ class Milestones(Struct, frozen=True, kw_only=True):
             text = _MODULE.sub("", text, count=1)
         word = text.partition(" ")[0]
         found = self.by_word.get(word)
-        if found is None and text.startswith(self.prefixes):
+        if found is None and ("=" in word or "(" in word) and text.startswith(self.prefixes):
             found = next((self.by_word[p] for p in self.prefixes if text.startswith(p)), None)
         for milestone in found or ():
             if m := milestone.pattern.match(text):

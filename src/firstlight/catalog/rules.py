@@ -28,15 +28,22 @@ class RemedyTemplate(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class Pattern(Struct, frozen=True, kw_only=True):
-    """regex with a literal that every match contains (None: there is no such literal)."""
+    """regex with texts of which every match contains one (none: there are no such texts)."""
 
     regex: re.Pattern[str]
-    literal: str | None
+    literals: tuple[str, ...]
 
     def search(self, text: str) -> "re.Match[str] | None":
-        if self.literal is not None and self.literal not in text:
-            return None
+        for literal in self.literals:
+            if literal in text:
+                break
+        else:
+            if self.literals:
+                return None
         return self.regex.search(text)
+
+    def may_match_in(self, block: bytes) -> bool:
+        return not self.literals or any(literal.encode() in block for literal in self.literals)
 
 
 class Rule(Struct, frozen=True, kw_only=True):
@@ -85,36 +92,61 @@ _PATTERNS = ("match", "unless", "frames", "unless_frames", "places", "with_log",
 _KEYS = {*Rule.__struct_fields__, "remedy"} - {"remedies"}
 
 
-def literal_of(pattern: str) -> str | None:
-    """The longest text that every match of a regular expression contains, None where an alternation at the top allows none."""
+MOST_LITERALS = 12
+
+
+def literals_of(pattern: str) -> tuple[str, ...]:
+    """Texts of which every match of a regular expression contains one: the longest of each branch. Empty where a branch has none."""
     if "(?i" in pattern:
-        return None
-    runs, run, i = [""], "", 0
+        return ()
+    found = [_of_branch(branch) for branch in _branches(pattern)]
+    every = tuple(dict.fromkeys(text for texts in found for text in texts))
+    return every if all(found) and len(every) <= MOST_LITERALS else ()
+
+
+def _branches(pattern: str) -> list[str]:
+    """The alternatives at the top of a regular expression."""
+    cuts, i = [-1], 0
     while i < len(pattern):
-        c = pattern[i]
-        if c == "|":
-            return None
-        if c == "\\":
-            escaped = pattern[i + 1 : i + 2]
-            run, i = (run + escaped, i + 2) if not escaped.isalnum() else (_end(runs, run), i + 2)
-        elif c == "(":
-            run, i = _end(runs, run), _closing(pattern, i)
-        elif c == "[":
-            run, i = _end(runs, run), _bracket(pattern, i)
-        elif c in "*?{":
-            _end(runs, run[:-1])
-            run, i = "", pattern.index("}", i) + 1 if c == "{" else i + 1
-        elif c in "+.^$":
-            run, i = _end(runs, run), i + 1
-        else:
-            run, i = run + c, i + 1
-    _end(runs, run)
-    return max(runs, key=len) or None
+        if pattern[i] == "|":
+            cuts.append(i)
+        i = _behind(pattern, i)
+    return [pattern[a + 1 : b] for a, b in zip(cuts, [*cuts[1:], len(pattern)], strict=True)]
 
 
-def _end(runs: list[str], run: str) -> str:
-    runs.append(run)
-    return ""
+def _behind(pattern: str, i: int) -> int:
+    """Where the next element begins: behind a group, a set, an escape or one character."""
+    if pattern[i] == "(":
+        return _closing(pattern, i)
+    if pattern[i] == "[":
+        return _bracket(pattern, i)
+    return i + (2 if pattern[i] == "\\" else 1)
+
+
+def _of_branch(pattern: str) -> tuple[str, ...]:
+    runs: list[tuple[str, ...]] = [()]
+    run, i = "", 0
+    while i < len(pattern):
+        c, end = pattern[i], _behind(pattern, i)
+        if c == "\\" and not pattern[i + 1].isalnum():
+            run, i = run + pattern[i + 1], end
+            continue
+        if c not in "\\([*?{+.^$":
+            run, i = run + c, end
+            continue
+        runs.append((run[:-1] if c in "*?{" else run,))
+        if c == "(" and pattern[end : end + 1] not in ("*", "?", "{"):
+            runs.append(_of_group(pattern[i + 1 : end - 1]))
+        run, i = "", pattern.index("}", i) + 1 if c == "{" else end
+    runs.append((run,))
+    return max((r for r in runs if r and all(r)), key=lambda r: min(map(len, r)), default=())
+
+
+def _of_group(inner: str) -> tuple[str, ...]:
+    """Of a group's text without its parentheses; what only looks ahead or behind contains nothing."""
+    if inner.startswith(("?!", "?<!", "?=", "?<=")):
+        return ()
+    return literals_of(re.sub(r"^\?(?:P<\w+>|:)", "", inner))
 
 
 def _bracket(pattern: str, start: int) -> int:
@@ -140,7 +172,7 @@ def _closing(pattern: str, start: int) -> int:
 
 
 def pattern(text: str) -> Pattern:
-    return Pattern(regex=re.compile(text, re.DOTALL), literal=literal_of(text))
+    return Pattern(regex=re.compile(text, re.DOTALL), literals=literals_of(text))
 
 
 def read_rules(text: str, origin: str) -> list[Rule]:
@@ -216,7 +248,6 @@ class Gate:
 
     def __init__(self, rules: Iterable[Rule]) -> None:
         self._all = [(p, r) for r in rules for p in r.match]
-        self._literals = [(p.literal.encode() if p.literal else b"", p, r) for p, r in self._all]
         self._open = self._all
         self._block: bytes | None = None
 
@@ -225,12 +256,12 @@ class Gate:
         self._block = block
 
     def _looked(self, block: bytes) -> None:
-        """Keeps the patterns whose literal is in the block; escapes and JSON may hide one, so that there all are kept."""
+        """Keeps the patterns of which a literal is in the block; escapes and JSON may hide one, so that there all are kept."""
         self._block = None
         if b"\x1b" in block or block[:1] == b"{" or b"\n{" in block:
             self._open = self._all
         else:
-            self._open = [(p, r) for literal, p, r in self._literals if literal in block]
+            self._open = [(p, r) for p, r in self._all if p.may_match_in(block)]
 
     def find(self, text: str) -> Rule | None:
         """The first rule that matches a line of the block that was looked at."""

@@ -24,14 +24,13 @@ VAGUE = -15  # rules of this priority and below name no part of the engine: of a
 ENDED = frozenset({"failed", "stopping", "stopped"})
 _QUIET = frozenset({"INFO", "DEBUG", "WARNING"})
 _LOUD = frozenset({"ERROR", "CRITICAL"})
-_TROUBLE = re.compile(
-    r"error|fail|fatal|cannot|can't|could ?n.t|could not|unable|kill|abort|denied|not found|no such|WARN|exception|out of memory|oom"
+_TROUBLE = re.compile(  # in lower case; no alternative begins with an assertion, so that most characters are passed over at once
+    r"error|fail|fatal|cannot|can't|could ?n.t|could not|unable|kill|abort|denied|not found|no such|warn|exception|out of memory|oom"
     r"|no space|invalid|unrecognized|unsupported|not supported|in use|terminat|timed out|timeout|too (?:many|old|small)|died|refused"
     r"|unexpected|unknown|missing|exceed|assert|segfault|corrupt|mismatch|incompatible|already|no module|no available|xid|lost|fallen"
-    r"|insufficient|unreachable|temporarily unavailable|must be|is larger than|divisible|\bnan\b"
-    r"|not compatible|must match|illegal|core dumped|not loaded|without (?:SSL|curl)"
-    r"|\bfault\b|SIG[A-Z]{3,4} received|not implemented|\brequires\b|crash|exited with|critical|memory: -|status|manifest",
-    re.IGNORECASE,
+    r"|insufficient|unreachable|temporarily unavailable|must be|is larger than|divisible|n(?<!\wn)an\b"
+    r"|not compatible|must match|illegal|core dumped|not loaded|without (?:ssl|curl)"
+    r"|f(?<!\wf)ault\b|sig[a-z]{3,4} received|not implemented|r(?<!\wr)equires\b|crash|exited with|critical|memory: -|status|manifest"
 )
 _NATIVE = re.compile(
     r"(?:ggml|gguf|llama|clip|mtmd|common|sycl|vk|hip)\w*:? [^\n]*\b(?:error|fail(?:ed|ure)|fatal|abort|exception)\b"
@@ -157,7 +156,7 @@ class LogReader:
 
     def _look_for_context(self, block: bytes) -> None:
         """Which texts that a rule wants (or wants not) anywhere in the log are there: looked for in whole blocks."""
-        likely = [p for p in self._missing.values() if p.literal is None or p.literal.encode() in block]
+        likely = [p for p in self._missing.values() if p.may_match_in(block)]
         if likely:
             text = block.decode("utf-8", "replace")
             for p in likely:
@@ -262,7 +261,7 @@ class LogReader:
     def _unit(self, unit: Unit) -> None:
         if unit.kind == "exception" and not unit.torn and self.frame_line is not None and unit.last_line >= self.frame_line:
             self.frame_line = None
-        if unit.kind == "line" and self._count_benign(unit.text, unit.line):
+        if unit.kind == "line" and (self._count_benign(unit.text, unit.line) or self._says_nothing(unit)):
             return
         unit.phase = "serving" if self.ready_line and unit.line > self.ready_line else self.phases.get(unit.worker) or self.phase
         key = (template(unit.head), unit.type or "")
@@ -285,6 +284,14 @@ class LogReader:
         if len(self.seen) < UNITS_KEPT or (matches and len(self.seen) < 2 * UNITS_KEPT):
             self._index[key] = seen = Seen(unit=unit, matches=matches, others=[])
             self.seen.append(seen)
+
+    def _says_nothing(self, unit: Unit) -> bool:
+        """Most lines that no logger printed: no word of trouble, nothing that a rule looks for."""
+        text = unit.text
+        if unit.logged is not None or _TROUBLE.search(text.lower()):
+            return False
+        broken = text.count("\ufffd") * 4 > len(text)
+        return (broken or self._on_plain.find(text) is None) and not _NATIVE.match(text)
 
     def _find_place(self, unit: Unit) -> None:
         """Where the exception was raised: by its frames, else by its message, which is looked up in the engine's texts a few times only."""
@@ -328,9 +335,7 @@ class LogReader:
 
     def _matches_of(self, unit: Unit) -> list[Match]:
         found: list[Match] = []
-        plain = unit.kind == "line" and unit.logged is None and not _TROUBLE.search(unit.text)
-        if plain and (unit.text.count("\ufffd") * 4 > len(unit.text) or self._on_plain.find(unit.text) is None):
-            return found
+        plain = unit.kind == "line" and unit.logged is None and not _TROUBLE.search(unit.text.lower())
         for rule in self.rules:
             if rule.role == "benign" or (plain and rule.role == "cause" and not rule.info):
                 continue

@@ -134,8 +134,12 @@ class Collector:
     def feed(self, line: Line) -> list[Unit]:
         stream = self._stream_that_waits(line) or self._streams.get(line.worker)
         if stream is None:
-            self._forget_idle()
-            stream = self._streams[line.worker] = _Stream()
+            stream, forgotten = _Stream(), self._forget()
+            self._streams[line.worker] = stream
+            return [*forgotten, *self._read(stream, line)]
+        return self._read(stream, line)
+
+    def _read(self, stream: _Stream, line: Line) -> list[Unit]:
         text = line.text
         if "|" in text[:12] and text.lstrip()[:1] in ("|", "+"):
             text = _GROUP.sub("", text, count=1)
@@ -172,10 +176,15 @@ class Collector:
         unit.torn = True
         return [unit]
 
-    def _forget_idle(self) -> None:
-        """Names of processes come and go (Ray): those that are in the middle of nothing are forgotten when there are many."""
-        if len(self._streams) >= STREAMS_KEPT:
-            self._streams = {name: s for name, s in self._streams.items() if s.open or s.unit is not None}
+    def _forget(self) -> list[Unit]:
+        """Names of processes come and go (Ray): where there are many, those in the middle of nothing are forgotten, and of the others
+        the older half says what it has."""
+        if len(self._streams) < STREAMS_KEPT:
+            return []
+        busy = [(name, s) for name, s in self._streams.items() if s.open or s.unit is not None]
+        older = busy[: len(busy) - STREAMS_KEPT // 2] if len(busy) > STREAMS_KEPT // 2 else []
+        self._streams = dict(busy[len(older) :])
+        return [unit for _, s in older for unit in self._closed(s)]
 
     def _begin(self, stream: _Stream, line: Line) -> None:
         stream.open, stream.flat, stream.frames, stream.source = True, False, [], line.source

@@ -9,6 +9,8 @@ import msgspec
 from msgspec import Struct, structs
 
 LINE_LIMIT = 65536
+REDRAWN = 4  # bars of one line with the same percentage
+_BAR_ENDS = ("it/s]", "s/it]")
 
 
 class Line(Struct, frozen=True, gc=False):
@@ -39,6 +41,7 @@ class Splitter:
         self._tail = b""
         self._number = 1
         self._dropping = False
+        self._bars = _Bars()
 
     def feed(self, chunk: bytes) -> list[tuple[int, str]]:
         """Complete pieces (ended by newline or carriage return) with their line numbers; empty ones are left out."""
@@ -54,7 +57,7 @@ class Splitter:
         """What is left without a line end."""
         rest, self._tail = self._tail, b""
         self.block = rest
-        return self._pieces(rest) if rest else []
+        return [*(self._pieces(rest) if rest else []), *self._bars.flush()]
 
     def _skip_rest(self, chunk: bytes) -> bytes:
         ends = [i for i in (chunk.find(b"\n"), chunk.find(b"\r")) if i >= 0]
@@ -75,12 +78,44 @@ class Splitter:
         lines = block.decode("utf-8", "replace").split("\n")
         for line in lines:
             if "\r" in line:
-                found += [(number, piece) for piece in line.split("\r") if piece]
+                for piece in line.split("\r"):
+                    if piece:
+                        found += self._bars.take(number, piece)
             elif line:
-                found.append((number, line))
+                found += self._bars.take(number, line)
             number += 1
         self._number += len(lines) - 1
         return found
+
+
+class _Bars:
+    """Progress bars are drawn again and again in one line: of those with the same percentage the first few are given, and the last."""
+
+    def __init__(self) -> None:
+        self._drawn: tuple[int, str] | None = None
+        self._times = 0
+        self._held: tuple[int, str] | None = None
+
+    def take(self, number: int, piece: str) -> list[tuple[int, str]]:
+        """The pieces that are to be read now, in their order."""
+        if not piece.endswith(_BAR_ENDS):
+            found = [*self.flush(), (number, piece)] if self._drawn else [(number, piece)]
+            self._drawn = None
+            return found
+        drawn = (number, piece.partition("%")[0])
+        if drawn != self._drawn:
+            found = [*self.flush(), (number, piece)]
+            self._drawn, self._times = drawn, 1
+            return found
+        self._times += 1
+        if self._times <= REDRAWN:
+            return [(number, piece)]
+        self._held = (number, piece)
+        return []
+
+    def flush(self) -> list[tuple[int, str]]:
+        held, self._held = self._held, None
+        return [held] if held else []
 
 
 def _shortened(block: bytes) -> bytes:
@@ -146,6 +181,7 @@ _IN_DIGITS = (
     _SERVICE,
 )
 _MONTHS = "Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec"
+_CALENDAR_WORDS = frozenset([*_MONTHS.split("|"), "Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun"])
 _IN_LETTERS = (
     re.compile(rf"(?:{_MONTHS}) [ \d]\d \d\d:\d\d:\d\d(?:\.\d+)? (?:{_UNIT}|{_BEFORE_ENGINE})"),
     re.compile(rf"(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun) \d{{4}}-\d\d-\d\d \d\d:\d\d:\d\d(?:\.\d+)? [A-Z+-][\w+-]* {_UNIT}"),
@@ -166,12 +202,13 @@ _SHARED_NAMES = frozenset({"VllmWorkerProcess", "RayWorkerWrapper", "RayWorkerPr
 
 
 _PLAIN = re.compile(
-    r"\(((?:APIServer|EngineCore|Worker_)\w*) pid=(\d+)\) "
+    r"(?:\(((?:APIServer|EngineCore|Worker_)\w*) pid=(\d+)\) )?"
     r"(?:(DEBUG|INFO|WARNING|ERROR|CRITICAL) (\d\d-\d\d \d\d:\d\d:\d\d) \[([\w.]+\.py:\d+)\] ?"
     r"|(INFO|WARNING|ERROR): +)"
 )
 _CUT = re.compile(r"(?:APIServer|EngineCore|VllmWorker|RayWorker|Worker)[\w ]{0,40}pid=\d+(?:, ip=[\w.:]+)?\) ")
-_SECOND = re.compile(r"pid=\d+\) |it/s\]|s/it\]|(?:INFO|ERROR|WARNING) \d\d-")
+_SECOND = re.compile(r"pid=\d+\) |(?:it/s|s/it)\]\S|(?:INFO|ERROR|WARNING) \d\d-")
+_UNLED = re.compile(r"\(((?:APIServer|EngineCore|Worker_)\w*) pid=(\d+)\) (?=[ABGHJ-VX-Za-z ])")
 
 
 def parse(number: int, raw: str) -> list[Line]:
@@ -180,7 +217,9 @@ def parse(number: int, raw: str) -> list[Line]:
         return line
     if "\x1b" in raw:
         raw = _ANSI.sub("", raw)
-    elif _COLOUR.search(raw, 0, 48):
+    elif line := _unled(number, raw):
+        return line
+    elif raw.find("[", 0, 48) >= 0 and _COLOUR.search(raw, 0, 48):
         raw = _ANSI_NAMED.sub("", raw)
     if raw.startswith("> "):
         raw = raw[2:]
@@ -190,7 +229,7 @@ def parse(number: int, raw: str) -> list[Line]:
         return [line for text in lines for line in parse(number, text)]
     if raw[:1] == " " and (m := _INDENTED.match(raw)):
         raw = raw[m.end() :]
-    if line := _plain(number, raw, _carried(raw)):
+    if (at := _carried(raw)) and (line := _plain(number, raw, at)):
         return line
     return _apart(number, raw) if _SECOND.search(raw, 8) else [_one(number, raw)]
 
@@ -200,10 +239,19 @@ def _plain(number: int, raw: str, at: int) -> list[Line] | None:
     m = _PLAIN.match(raw, at)
     if m is None:
         return None
-    if _SECOND.search(raw, m.end()):
+    text = _text(raw, m.end())
+    if ("pid=" in text or "it" in text or "INFO " in text or "ERROR " in text or "WARNING " in text) and _SECOND.search(raw, m.end()):
         return _apart(number, raw)
     name, pid, level, stamp, source, bare = m.groups()
-    return [Line(number, _text(raw, m.end()), name, int(pid), level or bare, stamp, source, True)]
+    return [Line(number, text, name, int(pid) if pid else None, level or bare, stamp, source, True)]
+
+
+def _unled(number: int, raw: str) -> list[Line] | None:
+    """A line of a named process without a header (a bar, a traceback's line), read with one pattern; None for every other."""
+    m = _UNLED.match(raw)
+    if m is None or raw.find("[", 0, 48) >= 0 or _SECOND.search(raw, m.end()) or _transport(raw, m.end()):
+        return None
+    return [Line(number, _text(raw, m.end()), m[1], int(m[2]))]
 
 
 def _carried(raw: str) -> int:
@@ -212,7 +260,7 @@ def _carried(raw: str) -> int:
     for _ in range(3):
         if raw.startswith("(", at) or at >= len(raw):
             break
-        m = next((m for p in _transports(raw[at]) if (m := p.match(raw, at))), None)
+        m = _transport(raw, at)
         if m is None:
             break
         at = m.end()
@@ -254,22 +302,31 @@ def _peel(raw: str) -> tuple[int, str | None, int | None, str | None]:
         elif raw[at] == "[" and (m := _RANK.match(raw, at)):
             name = name or f"rank{m['rank']}"
         else:
-            m = next((m for p in _transports(raw[at]) if (m := p.match(raw, at))), None)
+            m = _transport(raw, at)
         if m is None:
             break
         at = m.end()
     return at, name, pid, stamp
 
 
-def _transports(first: str) -> tuple["re.Pattern[str]", ...]:
-    """The transports' prefixes that can begin with a character."""
-    if first == "[":
-        return _IN_BRACKETS
-    if first == "(":
-        return _IN_PARENTHESES
-    if first == "@":
-        return _IN_AT
-    return _IN_DIGITS if first.isdigit() else _IN_LETTERS
+def _transport(raw: str, at: int) -> "re.Match[str] | None":
+    """A transport's prefix that begins there. Most lines carry none: what a prefix must begin with is looked at first."""
+    first = raw[at]
+    patterns: tuple[re.Pattern[str], ...]
+    if first.isdigit():
+        patterns = _IN_DIGITS
+    elif first in _STARTS:
+        patterns = _IN_BRACKETS if first == "[" else _IN_PARENTHESES if first == "(" else _IN_AT
+    elif raw[at : at + 3] in _CALENDAR_WORDS:
+        patterns = _IN_LETTERS
+    elif "| " in raw:
+        patterns = (_SERVICE,)
+    else:
+        return None
+    for pattern in patterns:
+        if m := pattern.match(raw, at):
+            return m
+    return None
 
 
 def _process(m: "re.Match[str]") -> str:
@@ -285,8 +342,7 @@ def own_name(name: str, pid: int | None) -> str:
 
 def _one(number: int, raw: str) -> Line:
     at, name, pid, stamp = _peel(raw)
-    m = _HEADER.match(raw, at) or _BARE.match(raw, at) or _LLAMA.match(raw, at) or _TORCH.match(raw, at) or _PYTHON.match(raw, at)
-    m = m or _SOURCE.match(raw, at)
+    m = next((m for p in _HEADERS.get(raw[at : at + 1], ()) if (m := p.match(raw, at))), None)
     if m is None:
         return Line(number, _text(raw, at), name, pid, None, stamp, None, stamp is not None)
     found = m.groupdict()
@@ -302,6 +358,12 @@ def _one(number: int, raw: str) -> Line:
     )
 
 
+_HEADERS: dict[str, tuple["re.Pattern[str]", ...]] = {  # by what they begin with
+    **dict.fromkeys("DICF", (_HEADER, _BARE)),
+    **dict.fromkeys("WE", (_HEADER, _BARE, _LLAMA)),
+    **dict.fromkeys("0123456789", (_LLAMA, _PYTHON)),
+    "[": (_TORCH, _SOURCE),
+}
 _SHORT = {"D": "DEBUG", "I": "INFO", "W": "WARNING", "E": "ERROR", "F": "CRITICAL", "WARN": "WARNING", "FATAL": "CRITICAL"}
 
 

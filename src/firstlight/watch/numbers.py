@@ -23,11 +23,9 @@ _RESERVED = frozenset({"text", "quantities", "line", "phase", "worker"})
 def numbers_of(text: str) -> dict[str, Any]:
     """Named numbers as fields, and `quantities`: [{value, unit}]; empty where the line carries none."""
     text = text[:_LONGEST]
-    found: dict[str, Any] = {}
-    for m in _NAMED.finditer(text):
-        if m["name"] not in _RESERVED and len(found) < _MOST:
-            found[m["name"]] = number(m["value"])
-    quantities = [{"value": number(m["value"]), "unit": m["unit"]} for m in _WITH_UNIT.finditer(text)][:_MOST]
+    named = _NAMED.findall(text) if "=" in text else ()
+    found: dict[str, Any] = {name: number(value) for name, value in named[:_MOST] if name not in _RESERVED}
+    quantities = [{"value": number(value), "unit": unit} for value, unit in _WITH_UNIT.findall(text)[:_MOST]]
     return {**found, "quantities": quantities} if quantities else found
 
 
@@ -50,5 +48,5 @@ def _setting(text: str) -> Setting:
 
 
 def number(text: str) -> int | float:
-    plain = text.replace(",", "")
+    plain = text.replace(",", "") if "," in text else text
     return float(plain) if "." in plain else int(plain)

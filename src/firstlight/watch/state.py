@@ -4,13 +4,13 @@ from typing import Any
 
 from msgspec import Struct
 
-from firstlight.catalog.milestones import PHASES, RANK, Field, Milestone, load_milestones
+from firstlight.catalog.milestones import RANK, Field, Milestone, load_milestones
 from firstlight.catalog.rules import Gate, benign_rules
 from firstlight.engines.lines import Line, Splitter, parse, seconds_of
 from firstlight.watch.numbers import numbers_of, settings_of
+from firstlight.watch.processes import PROCESSES_KEPT, Processes
 
 _ENDINGS = frozenset({"ready", "serving", "failed", "stopping", "stopped"})
-_WORKERS_KEPT = 4096
 _IN_TRACEBACKS = (" ", "Traceback", "The above exception was", "During handling of the above")
 _KEYS_KEPT = 2048
 _TWINS_KEPT = 256  # of one text: as many ranks may say the same
@@ -45,7 +45,8 @@ class EngineLog:
         self.version = version
         self.phase = "spawned"
         self.phase_since: float | None = None
-        self.workers: dict[str, str] = {}
+        self._processes = Processes()
+        self.workers = self._processes.phases
         self.fields: dict[str, Field] = {}
         self.worker_fields: dict[str, dict[str, Field]] = {}
         self.phase_times: dict[str, float] = {}
@@ -162,7 +163,7 @@ class EngineLog:
         """A banner after an ending is a new start of the same service: phases begin again."""
         if self.phase in _ENDINGS:
             self.phase = "spawned"
-            self.workers.clear()
+            self._processes.clear()
             self.phase_times.clear()
             self.done = self.total = self.unit = None
 
@@ -171,7 +172,7 @@ class EngineLog:
             self.version = str(fields["engine_version"])
         if milestone.event != "progress":
             self.fields.update(fields)
-            if line.worker and (line.worker in self.worker_fields or len(self.worker_fields) < _WORKERS_KEPT):
+            if line.worker and (line.worker in self.worker_fields or len(self.worker_fields) < PROCESSES_KEPT):
                 self.worker_fields.setdefault(line.worker, {}).update(fields)
 
     def _progress(self, line: Line, milestone: Milestone, fields: dict[str, Field], now: float) -> LogEvent:
@@ -184,14 +185,11 @@ class EngineLog:
             return
         name = line.worker or ""
         self._rename(line)
-        before = self.workers.get(name)
-        if (before is None or RANK[phase] > RANK[before]) and (before is not None or len(self.workers) < _WORKERS_KEPT):
-            self.workers[name] = phase
-            if name:
-                events.append(self._event("worker-phase", line, now, name=phase))
+        if self._processes.put(name, phase) and name:
+            events.append(self._event("worker-phase", line, now, name=phase))
         if milestone.ranks == "one":
-            self._lift(phase, name)
-        whole = self._whole(phase)
+            self._processes.lift(phase, name)
+        whole = phase if phase in _ENDINGS else self._processes.reached()
         if RANK[whole] > RANK[self.phase] and self.phase != "failed":
             self.phase, self.phase_since = whole, now
             self.phase_times.setdefault(whole, now)
@@ -203,30 +201,10 @@ class EngineLog:
         if line.pid is None or line.worker is None:
             return
         before = self._names.get(line.pid)
-        if before != line.worker and (before is not None or len(self._names) < _WORKERS_KEPT):
+        if before != line.worker and (before is not None or len(self._names) < PROCESSES_KEPT):
             self._names[line.pid] = line.worker
         if before in self.workers and before != line.worker and _is_early(before, line.worker):
-            self.workers.setdefault(line.worker, self.workers.pop(before))
-
-    def _lift(self, phase: str, name: str) -> None:
-        """A line that one rank prints for all: the silent ranks of its replica are there as well."""
-        replica = _replica(name)
-        for other, at in self.workers.items():
-            if is_worker(other) and RANK[at] < RANK[phase] and _replica(other) == replica:
-                self.workers[other] = phase
-
-    def _whole(self, phase: str) -> str:
-        """An ending is an ending of all; before, the slowest worker decides, unless all engine cores are past it (a barrier)."""
-        if phase in _ENDINGS:
-            return phase
-        workers: list[int] = []
-        cores: list[int] = []
-        others = [0]
-        for name, at in self.workers.items():
-            if RANK[at] < RANK["ready"]:
-                (workers if is_worker(name) else cores if name.startswith("EngineCore") else others).append(RANK[at])
-        reached = max(min(workers, default=0), min(cores, default=0), *others)
-        return PHASES[reached]
+            self._processes.rename(before, line.worker)
 
     def _event(self, kind: str, line: Line, now: float, **data: Any) -> LogEvent:
         return LogEvent(kind=kind, time=now, line=line.number, phase=self.workers.get(line.worker or ""), worker=line.worker, data=data)
@@ -263,13 +241,3 @@ class Twins:
 def _is_early(before: str, after: str) -> bool:
     """Whether `before` is a name that a process has until it knows its rank (another node's process may have the same pid)."""
     return before.split(" pid=")[0] in after or before.startswith("VllmWorker-")
-
-
-def _replica(name: str) -> str | None:
-    """The data-parallel replica that a process name carries: `DP1` of Worker_DP1_TP0."""
-    return next((part for part in name.split("_") if part.startswith("DP") and part[2:].isdecimal()), None)
-
-
-def is_worker(name: str) -> bool:
-    """Whether a process name is one of several ranks (Worker_TP0, VllmWorker rank=1, RayWorkerWrapper pid=7, TP3)."""
-    return "Worker" in name or name.startswith(("TP", "DP", "PP", "EP", "rank"))
