@@ -15,7 +15,7 @@ from firstlight.bench.compare import BenchComparison, compare
 from firstlight.bench.figures import Slo, missed
 from firstlight.bench.vllm_tool import Tool, run_vllm_bench
 from firstlight.core.checkpoint import Checkpoint
-from firstlight.core.errors import InputError, UsageError
+from firstlight.core.errors import Exit, InputError, UsageError
 from firstlight.core.plan import Candidate, PlanSet
 from firstlight.core.schema import decode
 from firstlight.core.units import format_seconds
@@ -121,7 +121,7 @@ def slo_of(limits: tuple[str, ...]) -> Slo | None:
     values: dict[str, float] = {}
     for limit in limits:
         name, _, value = limit.partition(":")
-        if name not in ("ttft", "tpot", "e2el") or not value.replace(".", "", 1).isdecimal():
+        if name not in ("ttft", "tpot", "e2el") or name in values or not value.replace(".", "", 1).isdecimal():
             raise UsageError("bad-goodput", f"not a limit: {limit!r}", hint="ttft:500 tpot:50 e2el:20000, in milliseconds")
         values[name] = float(value) / 1000
     return Slo(**values) if values else None
@@ -146,6 +146,8 @@ def _show_point(p: BenchPoint) -> None:
         f"{p.concurrency:5} {p.requests:8} {ms(p.ttft.p50):>9} {ms(p.ttft.p99):>8} {ms(p.tpot.p50):>9} {ms(p.itl.p99):>8} "
         f"{ms(p.e2el.p50):>9} {rate(p.tokens_per_second_per_user):>10} {rate(p.tokens_per_second_total):>8}  {', '.join(more)}{failed}"
     )
+    if p.error:
+        click.secho(f"      {glyphs().warn} failed: {p.error}", fg="yellow")
 
 
 def show_report(report: BenchReport) -> None:
@@ -161,6 +163,13 @@ def show_report(report: BenchReport) -> None:
     if report.forced:
         click.secho(f"{glyphs().warn} forced: measured without passed coherence", fg="yellow")
     click.echo(f"\n{report.headline or 'no single stream was measured'}   ({format_seconds(report.seconds)})")
+
+
+def exit_of(report: BenchReport, limits: tuple[str, ...]) -> Exit:
+    """A level of which no request came to its end is no measurement."""
+    if any(p.requests == p.failed for p in report.points):
+        return Exit.ENGINE_FAILED
+    return Exit.SLO_MISSED if missed_slo(report, limits) else Exit.OK
 
 
 def missed_slo(report: BenchReport, limits: tuple[str, ...]) -> bool:

@@ -68,7 +68,7 @@ async def verify_with(wanted: Verifying) -> Verdict:
     ask = functools.partial(verify, profile=wanted.profile, claims=claims, trusted=trusted, tolerance=tolerance)
     verdict = await ask(
         target.endpoint,
-        checks=[c for c in (wanted.checks or "").split(",") if c],
+        checks=_names(wanted.checks),
         accept=frozenset(wanted.accept),
         on_check=_show_check if wanted.live else None,
         api_key=target.api_key,
@@ -90,10 +90,19 @@ async def _blamed(verdict: Verdict, target: Target, ask: "Asking", wanted: Verif
     return await blamed(verdict, target, ask, Consent(yes=wanted.yes, allowed=frozenset(wanted.allow)))
 
 
+def _names(checks: str | None) -> list[str]:
+    return [name for part in (checks or "").split(",") if (name := part.strip())]
+
+
 def _refuse_idle(wanted: Verifying) -> None:
     """Options that would silently do nothing. Raises UsageError `option-needs`."""
+    if wanted.checks is not None and not _names(wanted.checks):
+        raise UsageError("unknown-check", "--checks names no check", hint="--checks NAME,... or without it, for all of the profile")
     folder = wanted.against is not None and os.path.isdir(wanted.against)
+    answers = wanted.kind not in ("embedding", "reward")
     idle = {
+        "--claim": (bool(wanted.claim) and not answers, "a model that writes answers"),
+        "--against": (wanted.against is not None and not answers, "a model that writes answers"),
         "--tolerance": (wanted.tolerance is not None and wanted.against is None, "--against FILE|FOLDER"),
         "--engine-python": (wanted.engine_python is not None and not folder, "--against FOLDER"),
         "--yes": (wanted.yes and not wanted.blame, "--blame"),
@@ -135,7 +144,7 @@ def _claims(wanted: Verifying, target: Target) -> Claims:
     checkpoint = folder.try_load(Checkpoint, "checkpoint.json") if folder else None
     launch = folder.try_load(LaunchSpec, "launch.json") if folder else None
     known = claims_for(checkpoint, launch.argv if launch else [])
-    named = [c for c in (wanted.checks or "").split(",") if c in CLAIMS]
+    named = [c for c in _names(wanted.checks) if c in CLAIMS]
     said = {name.replace("-", "_"): True for name in (*wanted.claim, *named)}
     said |= {"json_schema": True} if wanted.profile == "full" and target.endpoint.engine else {}
     parsers = {"tool_parser": wanted.tool_parser, "reasoning_parser": wanted.reasoning_parser}

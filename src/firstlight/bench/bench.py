@@ -45,6 +45,8 @@ async def run_bench(
         points.append(await sweep.level(level))
         if on_point:
             on_point(points[-1])
+        if points[-1].failed == points[-1].requests:
+            break  # more users would not get what fewer did not
     return BenchReport(
         endpoint=endpoint.base_url,
         model=endpoint.model,

@@ -70,4 +70,6 @@ def _differs(a: BenchReport, b: BenchReport) -> list[str]:
     found += [] if both else ["no number of users was measured in both"]
     few = [f"{x.concurrency} users: {x.requests} and {y.requests} requests" for x, y in both if min(x.requests, y.requests) < FEW]
     found += [f"{'; '.join(few)}: so few differ by chance"] if few else []
+    for name, r in (("A", a), ("B", b)):
+        found += [f"{name}, {p.concurrency} users: {p.failed} of {p.requests} requests failed" for p in r.points if p.failed]
     return found + [f"{name} was measured without passed coherence" for name, r in (("A", a), ("B", b)) if r.forced]

@@ -1,7 +1,8 @@
 """From time stamps to TTFT, TPOT, ITL and E2EL. Pure functions; seconds throughout."""
 
 import math
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 
 from msgspec import Struct
 
@@ -90,7 +91,12 @@ def point(
         goodput=sum(good(r, slo) for r in records) / seconds if slo and seconds else None,
         preemptions=preemptions,
         kv_cache_usage=kv,
+        error=_commonest(r.error for r in records if r.error is not None),
     )
+
+
+def _commonest(errors: Iterable[str]) -> str | None:
+    return next((error for error, _ in Counter(errors).most_common(1)), None)
 
 
 def missed(p: BenchPoint, slo: Slo) -> bool:

@@ -76,7 +76,9 @@ class Sampler:
             self._task.cancel()
             with suppress(asyncio.CancelledError):
                 await self._task
+            meanwhile = self.read_seconds
             self._last = await self._read() or self._last
+            self.read_seconds = meanwhile  # the level is over
 
     async def _watch(self) -> None:
         wait = EVERY_SECONDS

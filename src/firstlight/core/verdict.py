@@ -59,7 +59,10 @@ class Percentiles(Struct, frozen=True, kw_only=True):
 
 
 class BenchPoint(Struct, frozen=True, kw_only=True):
-    """One concurrency level. Rates in tokens per second. engine_tpot_p50: seconds by the engine's own clock, where it tells (llama.cpp)."""
+    """One concurrency level. Rates in tokens per second. engine_tpot_p50: seconds by the engine's own clock, where it tells (llama.cpp).
+
+    error: what most of the failed requests failed with.
+    """
 
     concurrency: int
     requests: int
@@ -77,6 +80,7 @@ class BenchPoint(Struct, frozen=True, kw_only=True):
     preemptions: int | None = None
     kv_cache_usage: float | None = None
     engine_tpot_p50: float | None = None
+    error: str | None = None
 
 
 class Promise(Struct, frozen=True, kw_only=True):

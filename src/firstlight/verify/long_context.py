@@ -7,6 +7,7 @@ ability, so a needle is judged only where the same model finds it in a short tex
 
 import itertools
 import math
+import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -24,7 +25,7 @@ NEEDLE = "The code of the blue door is {number}."
 ASKED = "The code of the blue door is"
 TAIL_TOKENS = 160
 PACE_SENTENCES = 40
-FILLED = 0.8  # of the context, by all parallel requests together
+FILLED = 0.8  # of the KV cache, by all parallel requests together
 
 
 class Probe(NamedTuple):
@@ -68,7 +69,7 @@ async def long_context(session: Session) -> Outcome:
     return judge(probes, later)
 
 
-def long_context_seconds(session: Session) -> float | None:
+async def long_context_seconds(session: Session) -> float | None:
     """What all lengths would take, None where nothing tells how fast this endpoint reads."""
     pace = session.seconds_per_read or session.seconds_per_token
     return None if pace is None else SHARES[-1] * (session.max_model_len or 0) * pace
@@ -149,12 +150,12 @@ def judge(probes: list[Probe], later: Sequence[Later] = ()) -> Outcome:
 
 
 async def kv_pressure(session: Session) -> Outcome:
-    """As many long requests at once as were planned; every one must count on and keep its own number."""
+    """As many long requests at once as were planned, which together fill most of the KV cache; each must count on and keep its number."""
     limit, many = session.max_model_len, _many(session)
     if not limit or not session.has_completions:
         return Outcome(passed=None, note="context length unknown" if not limit else "no /completions to fill with text")
-    pace = await _pace(session)
-    fitting = max(4, int((limit / many * FILLED - TAIL_TOKENS) / pace.tokens))
+    pace, pool = await _pace(session), await _pool(session, limit)
+    fitting = max(4, int((_each(limit, pool, many) - TAIL_TOKENS) / pace.tokens))
     sentences = min(fitting, _affordable(session, pace, many))
     needs = fitting * pace.seconds * many
     if sentences < 4:
@@ -164,9 +165,9 @@ async def kv_pressure(session: Session) -> Outcome:
     wrong = [f"{n}: {_said(a)}" for n, a in zip(numbers, answers, strict=True) if not a.ok or "41" not in a.text]
     crossed = [f"{n} in another's answer" for i, n in enumerate(numbers) for j, a in enumerate(answers) if i != j and n in a.text]
     held = sum(a.usage.prompt_tokens or 0 for a in answers)
-    fine = f"{many} at once, {held} tokens of prompts together, all right"
+    fine = f"{many} at once, {held} tokens of prompts together in a KV cache of {pool}, all right"
     cut = sentences < fitting
-    note = f"{sentences / fitting:.0%} of the length that would fill the context; all of it: about {needs:.0f} s" if cut else None
+    note = f"{sentences / fitting:.0%} of the length that would fill it; all of it: about {needs:.0f} s" if cut else None
     evidence = [*wrong[:3], *crossed[:3]] or [fine]
     return Outcome(passed=not wrong and not crossed, evidence=evidence, note=note, for_time=cut, needs_seconds=needs if cut else None)
 
@@ -175,10 +176,30 @@ def _many(session: Session) -> int:
     return session.claims.concurrency or session.parallel
 
 
-def kv_pressure_seconds(session: Session) -> float | None:
-    """What filling the context would take, None where nothing tells how fast this endpoint reads."""
-    pace = session.seconds_per_read or session.seconds_per_token
-    return None if pace is None else FILLED * (session.max_model_len or 0) * pace
+def _each(limit: int, pool: int, many: int) -> float:
+    """Tokens of one of the parallel requests: no more than the context holds, and all together most of the KV cache."""
+    return min(FILLED * pool / many, SHARES[-1] * limit)
+
+
+async def _pool(session: Session, limit: int) -> int:
+    """Tokens that the KV cache holds, as vLLM's metrics tell; one context where nothing does."""
+    status, text = await session.api.get("/metrics", root=True)
+    found = _CACHE.search(text) if status == 200 and isinstance(text, str) else None
+    if found is None:
+        return limit
+    labels = {name: int(value) for name, value in _COUNT.findall(found[1])}
+    tokens = labels.get("kv_cache_size_tokens") or labels.get("num_gpu_blocks", 0) * labels.get("block_size", 0)
+    return tokens or limit
+
+
+_CACHE = re.compile(r"^vllm:cache_config_info\{([^\n]*)\}", re.M)
+_COUNT = re.compile(r'\b(kv_cache_size_tokens|num_gpu_blocks|block_size)="([0-9]{1,12})"')
+
+
+async def kv_pressure_seconds(session: Session) -> float | None:
+    """What filling the KV cache would take, None where nothing tells how fast this endpoint reads."""
+    pace, limit = session.seconds_per_read or session.seconds_per_token, session.max_model_len or 0
+    return None if pace is None else pace * _many(session) * _each(limit, await _pool(session, limit), _many(session))
 
 
 def _affordable(session: Session, pace: Pace, many: int) -> int:

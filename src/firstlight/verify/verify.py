@@ -36,7 +36,7 @@ class Check(NamedTuple):
     quick: bool = True
     essential: bool = False
     kinds: tuple[str, ...] = ("chat", "base")
-    needs: Callable[[Session], float | None] = lambda _: None
+    needs: Callable[[Session], Awaitable[float | None]] | None = None
 
 
 CHECKS: tuple[Check, ...] = (
@@ -86,6 +86,16 @@ CANNOT_SEE = [
     "mild damage (one layer, a scale off by percents): compare with a trusted run, `firstlight verify --against FILE`",
     "knowledge and skill: a model that answers trivial questions rightly may still be worse than it should be",
 ]
+
+
+NUMBERS = {
+    "embedding": [
+        "vectors that are not finite, all zeros, of several lengths, other ones alone than in a batch",
+        "meaning that is lost at large",
+    ],
+    "reward": ["scores that are not finite", "bad answers that score above good ones"],
+}
+"""What is seen of models that answer with numbers."""
 
 
 async def verify(
@@ -138,8 +148,8 @@ async def verify(
         model=endpoint.model,
         profile=profile,
         checks=results,
-        sees=SEES,
-        cannot_see=CANNOT_SEE,
+        sees=NUMBERS.get(claimed.kind or "", SEES),
+        cannot_see=CANNOT_SEE if claimed.kind not in NUMBERS else ["mild damage: how well it ranks or retrieves is not measured"],
         seconds=round(spent, 3),
         budget_needed=budget_needed(results, spent),
     )
@@ -229,7 +239,7 @@ async def _run(check: Check, session: Session, before: list[CheckResult], accept
     if lost := next((r for r in before if r.note == SILENT), None):
         return result(passed=False, skipped=True, note=f"not asked: {lost.name} got no answer")
     if not check.essential and session.seconds_left() <= 0 and session.claims.asks(check.name, thorough=session.thorough):
-        needs = check.needs(session)
+        needs = await _needs(check, session)
         about = "" if needs is None else f": about {needs:.0f} s"
         return result(passed=False, skipped=True, note=f"skipped for time{about}", for_time=True, needs_seconds=_rounded(needs))
     started = now()
@@ -247,6 +257,13 @@ async def _run(check: Check, session: Session, before: list[CheckResult], accept
         for_time=outcome.for_time,
         needs_seconds=_rounded(outcome.needs_seconds),
     )
+
+
+async def _needs(check: Check, session: Session) -> float | None:
+    try:
+        return await check.needs(session) if check.needs else None
+    except NoAnswer:
+        return None
 
 
 def _rounded(seconds: float | None) -> float | None:

@@ -1,13 +1,15 @@
 """A server that streams chunks on a plan: so many a request, so far apart. Standard library only.
 
-python bench_stream.py PORT CHUNKS SECONDS_APART [plain|split|counted|dying|refusing|strict|closing]
+python bench_stream.py PORT CHUNKS SECONDS_APART [plain|split|counted|dying|refusing|strict|closing|tiring]
 """
 
 import asyncio
+import itertools
 import json
 import sys
 
 PORT, CHUNKS, APART = int(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3])
+ASKED = itertools.count(1)
 KIND = sys.argv[4] if len(sys.argv) > 4 else "plain"
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n"
 
@@ -67,7 +69,7 @@ async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
             asked = json.loads(await reader.readexactly(length))
             if KIND == "strict" and "ignore_eos" in asked:
                 writer.write(b"HTTP/1.1 400 Bad Request\r\nContent-Length: 2\r\n\r\n{}")
-            elif KIND == "refusing":
+            elif KIND == "refusing" or (KIND == "tiring" and next(ASKED) > 2):
                 text = b'{"error": {"message": "no"}}'
                 writer.write(b"HTTP/1.1 503 Busy\r\nContent-Length: %d\r\n\r\n%s" % (len(text), text))
             else:

@@ -14,7 +14,7 @@ from firstlight.app.cli.bench import command
 from firstlight.bench.bench import run_bench
 from firstlight.bench.client import Record, Target, User
 from firstlight.bench.workload import PROFILES
-from firstlight.core.errors import FirstlightError
+from firstlight.core.errors import Exit, FirstlightError
 from firstlight.core.run import Endpoint
 from firstlight.core.schema import decode, encode
 from firstlight.core.verdict import BenchPoint, BenchReport
@@ -112,6 +112,15 @@ def test_the_command_writes_a_report_and_compares_two(tmp_path: Path) -> None:
     assert result.exit_code == 0
     assert "equal" in result.stdout
     assert "without passed coherence" in result.stdout
+
+
+def test_a_level_of_which_nothing_came_ends_the_sweep_and_is_exit_5() -> None:
+    with stream(5, 0.005, "tiring") as endpoint:
+        result = CliRunner().invoke(command, [endpoint.base_url, "--model", "demo", "--force", "--concurrency", "4"], standalone_mode=False)
+    assert result.return_value == Exit.ENGINE_FAILED
+    assert "failed: status 503: " in result.stdout
+    levels = [line.split()[0] for line in result.stdout.splitlines() if line[:5].strip().isdigit()]
+    assert levels == ["1", "2"]
 
 
 async def test_a_server_that_does_not_know_ignore_eos_is_measured_all_the_same() -> None:

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec import structs
 
 from firstlight.app.benching import slo_of
 from firstlight.bench import metrics
@@ -48,6 +49,7 @@ def test_a_level_counts_failures_apart_and_rates_over_its_whole_time() -> None:
     records = [record(0.0, [0.2, 0.4, 0.6], tokens=3), record(0.0, [0.3, 1.0, 2.0], tokens=3), record(0.5, [], error="status 500")]
     p = point(records, 2, slo=Slo(ttft=0.25))
     assert (p.requests, p.failed, p.output_tokens, p.prompt_tokens) == (3, 1, 6, 20)
+    assert p.error == "status 500"
     assert p.seconds == pytest.approx(2.0)
     assert p.tokens_per_second_total == pytest.approx(3.0)
     assert p.goodput == pytest.approx(0.5), "one of three kept the limit, in two seconds"
@@ -213,6 +215,12 @@ def test_compare_says_better_worse_or_equal_within_noise() -> None:
     few = "1 users: 1 and 1 requests: so few differ by chance"
     assert compare(report(100), report(100, forced=True)).differs == [few, "B was measured without passed coherence"]
     assert compare(report(100), report(100, points=[])).differs == ["no number of users was measured in both"]
+
+
+def test_a_comparison_tells_of_requests_that_failed() -> None:
+    whole = report(100)
+    broken = structs.replace(whole, points=[structs.replace(whole.points[0], requests=8, failed=3)])
+    assert "B, 1 users: 3 of 8 requests failed" in compare(whole, broken).differs
 
 
 def test_goodput_limits_are_read_as_vllm_reads_them() -> None:

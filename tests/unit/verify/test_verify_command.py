@@ -76,7 +76,7 @@ def test_an_option_that_would_do_nothing_is_refused(address: str, options: list[
 
 
 def test_json_is_a_verdict_document_and_nothing_else(address: str) -> None:
-    result = verify(f"http://{address}/v1", "-o", "json", "--checks", "usage")
+    result = verify(f"http://{address}/v1", "-o", "json", "--checks", " usage, chat ")
     assert decode(result.stdout, Verdict).passed
     assert result.stderr == ""
 

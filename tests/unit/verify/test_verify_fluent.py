@@ -128,6 +128,7 @@ async def test_base_embedding_and_reward_models_get_their_own_checks(good: Endpo
         verdict = await verify(good, claims=Claims(kind=kind))
         assert verdict.passed
         assert {c.name for c in verdict.checks} == {"models", name}
+        assert set(verdict.sees).isdisjoint(base.sees), "what is seen of numbers is not what is seen of texts"
     with fluent("zeros") as endpoint:
         assert not (await verify(endpoint, claims=Claims(kind="embedding"))).passed
 
@@ -198,6 +199,19 @@ async def test_lengths_for_which_the_time_is_not_enough_are_listed(good: Endpoin
     ]
     assert pressed.passed is None
     assert pressed.for_time
+
+
+async def test_pressure_fills_the_kv_cache_that_the_metrics_tell_of() -> None:
+    told = {}
+    for faults in ((), ("roomy",)):
+        with fluent(*faults) as endpoint:
+            verdict = await verify(endpoint, profile="full", checks=["kv-pressure"], claims=Claims(concurrency=8), budget_seconds=600)
+        check = next(c for c in verdict.checks if c.name == "kv-pressure")
+        assert check.passed
+        told[faults] = [int(n) for n in re.findall(r"\d+", check.evidence[0])]
+    assert told[()][0] == told["roomy",][0] == 8
+    assert [n[2] for n in told.values()] == [4096, 65536], "one context where nothing is told"
+    assert told[()][1] < 4096 < 20_000 < told["roomy",][1] < 8 * 4096
 
 
 async def test_vllms_known_deviation_of_streamed_reasoning_is_told_by_the_prompt() -> None:

@@ -198,7 +198,9 @@ async def models(request: Request) -> Response:
 
 
 async def metrics(request: Request) -> Response:
-    return PlainTextResponse(f'vllm:num_requests_running{{engine="0"}} {running}.0\nvllm:kv_cache_usage_perc{{engine="0"}} 0.25\n')
+    gauges = f'vllm:num_requests_running{{engine="0"}} {running}.0\nvllm:kv_cache_usage_perc{{engine="0"}} 0.25\n'
+    pool = f'vllm:cache_config_info{{block_size="16",num_gpu_blocks="{CONTEXT}",engine="0"}} 1.0\n' if "roomy" in FAULTS else ""
+    return PlainTextResponse(gauges + pool)
 
 
 async def embed(request: Request) -> Response:

@@ -27,7 +27,8 @@ PROFILES = ("quick", "single", "agents", "throughput", "long-context")
 def command(what: tuple[str, ...], output: str, **options: Any) -> int:
     """Measures URL or RUN: TTFT, TPOT, ITL, E2EL and tokens a second, from one user up to the planned concurrency.
 
-    Refuses an endpoint whose answers have not passed coherence. Exit 6: not coherent. 7: the SLO of --goodput is missed.
+    Refuses an endpoint whose answers have not passed coherence. Exit 5: of a level no request came to its end. 6: not coherent. 7: the
+    SLO of --goodput is missed.
     """
     from firstlight.app import benching
 
@@ -43,4 +44,4 @@ def command(what: tuple[str, ...], output: str, **options: Any) -> int:
     wanted = benching.Benching(ref=what[0], live=output == "human", **options)
     report = asyncio.run(benching.bench_with(wanted))
     emit(report, output, lambda: benching.show_report(report))
-    return Exit.SLO_MISSED if benching.missed_slo(report, wanted.goodput) else Exit.OK
+    return benching.exit_of(report, wanted.goodput)
