@@ -78,5 +78,10 @@ def wait_for(what: Any, seconds: float = 90.0) -> Any:
     raise AssertionError("waited in vain")
 
 
+def run_folders(runs: Path) -> list[Path]:
+    """The folders below `runs` that hold a run, oldest first: one that is being made, or a file beside them, is none."""
+    return [record.parent for record in sorted(runs.glob("*/run.json"), key=lambda p: p.parent.stat().st_mtime)]
+
+
 def run_folder(run: dict[str, Any]) -> Path:
     return Path(run["folder"])

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from conftest import LLAMA, write_safetensors
-from e2e_runner import FAKE_PYTHON, wait_for
+from e2e_runner import FAKE_PYTHON, run_folders, wait_for
 from systemd_machine import SystemdMachine
 
 from firstlight.core.run import Endpoint, LaunchSpec
@@ -46,7 +46,7 @@ class Served:
         return found
 
     def runs(self) -> list[Path]:
-        return sorted(self.machine.path(self.home / "state" / "firstlight" / "runs").iterdir(), key=lambda p: p.stat().st_mtime)
+        return run_folders(self.machine.path(self.home / "state" / "firstlight" / "runs"))
 
     def latest(self, name: str) -> dict[str, Any]:
         found: dict[str, Any] = json.loads((self.runs()[-1] / name).read_text())

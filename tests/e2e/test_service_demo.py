@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from e2e_runner import wait_for
+from e2e_runner import run_folders, wait_for
 from systemd_machine import SystemdMachine
 
 pytestmark = pytest.mark.timeout(900)  # a busy machine may be ten times slower
@@ -36,7 +36,7 @@ class Kept:
         return done.stdout + done.stderr
 
     def runs(self) -> list[Path]:
-        return sorted(self.machine.path(self.home / "state/firstlight/runs").iterdir(), key=lambda p: p.stat().st_mtime)
+        return run_folders(self.machine.path(self.home / "state/firstlight/runs"))
 
     def latest(self, name: str) -> Any:
         return json.loads((self.runs()[-1] / name).read_text())

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from e2e_runner import wait_for
+from e2e_runner import run_folders, wait_for
 from systemd_machine import SystemdMachine
 
 pytestmark = pytest.mark.timeout(900)  # a busy machine may be ten times slower
@@ -106,7 +106,7 @@ def test_root_installs_a_system_service_that_runs_as_the_user_who_verified(home:
     login = ["env", "-i", f"HOME={THERE}", "PATH=/usr/bin:/bin", "CI=1", sys.executable, "-m", "firstlight"]
     up = inside("runuser", "-u", USER, "--", *login, *words, "--generate-key", "--", "--threads", "1", seconds=600)
     assert up.returncode == 0, up.stderr
-    (run,) = home.machine.path(f"{THERE}/.local/state/firstlight/runs").iterdir()
+    (run,) = run_folders(home.machine.path(f"{THERE}/.local/state/firstlight/runs"))
     folder = f"{THERE}/.local/state/firstlight/runs/{run.name}"
     root = ["env", "-i", "HOME=/root", "PATH=/usr/sbin:/usr/bin:/sbin:/bin", "CI=1", sys.executable, "-m", "firstlight", "service"]
     installed = inside(*root, "install", folder, "--system", "--yes", "--ignore", "throw-away-environment", seconds=600)
