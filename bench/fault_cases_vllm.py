@@ -10,7 +10,21 @@ from pathlib import Path
 
 from fault_cases_engines import _member_died
 from fault_cases_fake import died, unseen, unsupervised
-from fault_kit import Case, Kit, Result, engine_pid, memory_limit, named, post, strike, supervisor_pid, until, wait, with_changes
+from fault_kit import (
+    Case,
+    Kit,
+    Result,
+    Skip,
+    engine_pid,
+    memory_limit,
+    named,
+    post,
+    strike,
+    supervisor_pid,
+    until,
+    wait,
+    with_changes,
+)
 
 from firstlight.core.run import LaunchSpec
 from firstlight.launch.client import SupervisorClient
@@ -20,9 +34,9 @@ TITLES = {"the engine core": "VLLM::EngineCore", "a worker": "VLLM::Worker"}
 Rows = list[tuple[str, Result]]
 
 
-def begin(kit: Kit, phase: str, *args: str, seen: str = TITLES["the engine core"]) -> SupervisorClient:
+def begin(kit: Kit, phase: str, *, spec: LaunchSpec | None = None, seen: str = TITLES["the engine core"]) -> SupervisorClient:
     """A vLLM that has come to the phase, its processes known to its supervisor. seen: who must be there where it loads."""
-    client = kit.start(kit.vllm(*args))
+    client = kit.start(spec or kit.vllm())
     if phase == "imports":
         time.sleep(3)
     elif phase == "loads":
@@ -74,10 +88,13 @@ def member(what: str, phase: str, kit: Kit) -> Rows:
 
 
 def supervisor(signal: str, phase: str, kit: Kit) -> Result:
-    client = begin(kit, phase)
+    return _unsupervised_or_unseen(begin(kit, phase), signal)
+
+
+def _unsupervised_or_unseen(client: SupervisorClient, signal: str) -> Result:
     since = strike(supervisor_pid(client), signal)
     if signal != "SIGSTOP":
-        return unsupervised(client, since)
+        return unsupervised(client, since, timeout=60)
     begun = time.monotonic()
     noticed, ended = unseen(client, since, grace=3)
     return Result(
@@ -86,13 +103,22 @@ def supervisor(signal: str, phase: str, kit: Kit) -> Result:
 
 
 def two_ranks(kit: Kit, phase: str) -> SupervisorClient:
-    return begin(kit, phase, "--tensor-parallel-size", "2")
+    """Tensor parallel on two cores, one for each rank: vLLM's CPU build takes nodes of memory else, and this machine may have one."""
+    cores = sorted(os.sched_getaffinity(0))[:2]
+    if len(cores) < 2:
+        raise Skip("two ranks want two cores")
+    spec = kit.vllm("--tensor-parallel-size", "2")
+    bound = {"VLLM_CPU_OMP_THREADS_BIND": "|".join(map(str, cores))}
+    return begin(kit, phase, spec=with_changes(spec, env={**spec.env, **bound}), seen="VLLM::Worker_TP1")
 
 
-def rank(signal: str, phase: str, kit: Kit) -> Result:
+def rank(signal: str, at: int, phase: str, kit: Kit) -> Rows:
+    """A rank is stopped and goes on where it loads, then struck."""
     client = two_ranks(kit, phase)
-    pid = named(client, "VLLM::Worker_TP1")
-    return _member_died(client, pid, strike(pid, signal))
+    pid = named(client, f"VLLM::Worker_TP{at}")
+    stopped = [(f"SIGSTOP of rank {at} of two while they load, for a moment", _member_paused(client, pid))] if phase == "loads" else []
+    verb = "load" if phase == "loads" else "serve"
+    return [*stopped, (f"{signal} of rank {at} of two while they {verb}", _member_died(client, pid, strike(pid, signal)))]
 
 
 def rank_stops(kit: Kit) -> Rows:
@@ -105,6 +131,10 @@ def rank_stops(kit: Kit) -> Rows:
     assert status == 200, f"it answers {status} after it went on"
     pid = named(client, "VLLM::Worker_TP0")
     return [*rows, ("SIGKILL of rank 0 of two while they serve", _member_died(client, pid, strike(pid)))]
+
+
+def ranks_supervisor(signal: str, kit: Kit) -> Result:
+    return _unsupervised_or_unseen(two_ranks(kit, "serves"), signal)
 
 
 def limited(spec: LaunchSpec, procs: str) -> LaunchSpec:
@@ -177,8 +207,11 @@ CASES = [
         for s in ("SIGSEGV", "SIGSTOP")
         for p in ("imports", "loads", "serves")
     ),
-    *(row(f"{s} of rank 1 of two while they load", partial(rank, s, "loads")) for s in ("SIGKILL", "SIGSEGV")),
+    row("SIGSTOP, then SIGKILL of rank 1 of two while they load", partial(rank, "SIGKILL", 1, "loads")),
+    row("SIGSTOP, then SIGSEGV of rank 0 of two while they load", partial(rank, "SIGSEGV", 0, "loads")),
+    row("SIGSEGV of rank 1 of two while they serve", partial(rank, "SIGSEGV", 1, "serves")),
     row("SIGSTOP of both ranks of two, then SIGKILL of rank 0 while they serve", rank_stops),
+    row("SIGKILL of the supervisor of two ranks while they serve", partial(ranks_supervisor, "SIGKILL")),
     row("OOM killer (memory cgroup) while vLLM loads", out_of_memory_loading),
     row("OOM killer (memory cgroup) while vLLM serves", out_of_memory_serving),
 ]

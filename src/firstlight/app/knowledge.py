@@ -16,7 +16,7 @@ from msgspec import Struct
 
 from firstlight.app.places import state_folder
 from firstlight.app.session import Session
-from firstlight.core.errors import UsageError
+from firstlight.core.errors import FirstlightError, UsageError
 from firstlight.core.ids import digest
 from firstlight.core.intent import Intent
 from firstlight.core.machine import EngineInstall, Machine
@@ -115,16 +115,31 @@ def lessons() -> list[Lesson]:
     return sorted(found, key=lambda lesson: -lesson.learned)
 
 
+def unreadable() -> list[Path]:
+    """Files that are no lessons (any more): nothing is known by them, and their models are learned anew."""
+    return sorted(path for path in _root().glob("*.json") if _read(path) is None)
+
+
 def forget(ids: Sequence[str]) -> list[Lesson]:
-    """Removes lessons by id or its beginning; returns them. Raises UsageError `no-such-lesson`, and nothing is removed then."""
+    """Removes lessons by id or its beginning; returns them. Raises UsageError `no-such-lesson`, and nothing is removed then;
+    FirstlightError `knowledge-unwritable`.
+    """
     known = lessons()
     chosen = {i: [lesson for lesson in known if lesson.id.startswith(i)] for i in ids}
     if missing := sorted(i for i, found in chosen.items() if len(found) != 1):
         raise UsageError("no-such-lesson", "no lesson has this id", evidence=tuple(missing), hint="firstlight knowledge list")
     removed = list({lesson.id: lesson for found in chosen.values() for lesson in found}.values())
-    for lesson in removed:
-        _path(lesson.id).unlink(missing_ok=True)
+    remove([_path(lesson.id) for lesson in removed])
     return removed
+
+
+def remove(paths: Sequence[Path]) -> None:
+    """Raises FirstlightError `knowledge-unwritable`."""
+    for path in paths:
+        try:
+            path.unlink(missing_ok=True)
+        except OSError as e:
+            raise FirstlightError("knowledge-unwritable", "a lesson cannot be removed", evidence=(f"{path}: {e.strerror}",)) from None
 
 
 def _key(session: Session, machine: Machine, install: EngineInstall) -> str:
@@ -149,11 +164,12 @@ def _path(key: str) -> Path:
 
 
 def _read(path: Path) -> Lesson | None:
-    """None where there is none, or where it cannot be read: then it is learned again."""
+    """None where there is none, or where it cannot be read or belongs elsewhere: then it is learned again."""
     try:
-        return msgspec.json.decode(path.read_bytes(), type=Lesson)
+        found = msgspec.json.decode(path.read_bytes(), type=Lesson)
     except (OSError, msgspec.DecodeError, msgspec.ValidationError):
         return None
+    return found if found.id == path.stem else None
 
 
 def _write(lesson: Lesson) -> bool:
@@ -164,6 +180,8 @@ def _write(lesson: Lesson) -> bool:
         temporary.write_bytes(msgspec.json.format(msgspec.json.encode(lesson)))
         temporary.replace(path)
     except OSError:
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
         return False
     return True
 

@@ -15,7 +15,7 @@ from firstlight.app.session import Session
 from firstlight.app.stages import start
 from firstlight.app.upcommand import make_session
 from firstlight.core.answer import RehearsalReport
-from firstlight.core.errors import Exit, FirstlightError
+from firstlight.core.errors import Exit, FirstlightError, UsageError
 from firstlight.core.figures import Figure
 from firstlight.core.run import RunState
 from firstlight.core.units import format_seconds, gib
@@ -24,9 +24,11 @@ STAGES = ("inspect", "probe", "preflight", "plan")
 
 
 def run_rehearsal(output: str, depth: str, patience: float, options: dict[str, Any], planning: Planning) -> int:
-    """Exit 0 where the rehearsal passed, 5 where it refuted the plan. Raises FirstlightError."""
+    """Exit 0 where the rehearsal passed, 5 where it refuted the plan or came to no end. Raises FirstlightError."""
     from firstlight.app.up_defaults import defaults
 
+    if not patience > 0:
+        raise UsageError("bad-patience", f"--patience cannot be {patience:g}", hint="seconds for one start, more than 0")
     session = make_session(defaults(options), planning)
     progress = choose_progress(output, f"firstlight rehearse {session.intent.model}", [*STAGES, "overlay", "rehearse"])
     session.emitter.listeners.append(progress)

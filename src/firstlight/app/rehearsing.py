@@ -35,6 +35,7 @@ ANSWER_SECONDS = 120.0
 DEATH_SECONDS = 10.0
 PORT_TAKEN = "port-in-use"
 PORT_TRIES = 4
+INCONCLUSIVE = frozenset({"supervisor-killed", "rehearsal-too-slow", "rehearsal-unsupported"})
 ASK = """
 import json, sys, urllib.request
 base, body, limit = sys.argv[1], sys.argv[2].encode(), float(sys.argv[3])
@@ -266,7 +267,7 @@ def _failed(
 def summary(report: RehearsalReport) -> str:
     """One line: passed or not, at which depth, and the two figures that matter."""
     took = format_seconds(report.seconds)
-    if any(f.code == "supervisor-killed" for f in report.findings):
+    if any(f.code in INCONCLUSIVE for f in report.findings):
         return f"nothing learned in {took}: {report.refusal}"
     if not report.passed:
         return f"refuted in {took}: {report.refusal}"

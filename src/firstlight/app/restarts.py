@@ -15,6 +15,12 @@ def before_restart(host: Host, folder: str) -> list[str]:
     return [sys.executable if host.is_local else "python3", "-m", MODULE, folder]
 
 
+def hooks_told(events: Sequence[SupervisorEvent]) -> list[str]:
+    """A line for each time that the user's `--on-event` command failed."""
+    failed = [event for event in events if event.kind == "hook-failed"]
+    return [f"told of {event.data.get('event')}, it failed: {event.data.get('problem')}" for event in failed]
+
+
 def told(events: Sequence[SupervisorEvent]) -> list[str]:
     """A line for each death that was followed by a restart or by the decision against one: when, why, what was done."""
     lines = []

@@ -100,6 +100,15 @@ class Session:
         return self.checkpoint
 
     @property
+    def log_there(self) -> str:
+        """The engine's log of the session's attempt, on the run's own host."""
+        if self.supervisor is not None:
+            return f"{self.supervisor.folder}/engine.log"
+        if self.folder is None:
+            raise FirstlightError("no-run-folder", "there is no run folder")
+        return self.folder.log_there
+
+    @property
     def dummy_weights(self) -> bool:
         """Whether the user has the engine invent its weights (`-- --load-format dummy`): then a config alone can be started."""
         return option_value(self.intent.extra_args, "--load-format") == "dummy"

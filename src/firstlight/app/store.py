@@ -2,9 +2,10 @@
 
 import fcntl
 import os
+import re
 import secrets
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
@@ -118,6 +119,16 @@ class RunFolder:
         return f"{self.attempt_there}/engine.log"
 
 
+class ShownRun(RunFolder):
+    """A run that is only looked at: nothing is written into it, whatever the stages that show it would note down."""
+
+    def write(self, name: str, data: bytes) -> None:
+        return
+
+    def update(self, **changes: Any) -> Run:
+        return self.run
+
+
 def _lock(handle: int) -> None:
     """For ourselves, or OSError: who only looks whether it is taken (`claimed`) holds it for an instant and is waited for."""
     for left in range(LOOKS, -1, -1):
@@ -137,6 +148,16 @@ def _unwritable(path: Path, error: OSError) -> FirstlightError:
         evidence=(f"{path}: {error.strerror}",),
         hint="free some space, or set XDG_STATE_HOME to a place that can be written",
     )
+
+
+def _starting(ref: str, folders: Iterable[RunFolder], living: Collection[Path]) -> list[RunFolder]:
+    """Runs whose id begins so, newest first; where some of them live, those. Raises UsageError `run-ambiguous`."""
+    found = [f for f in folders if ref and f.path.name.startswith(ref)]
+    found = [f for f in found if f.path in living] or found
+    if len({f.path.name.rsplit("-", 3)[0] for f in found}) > 1:  # an id is the name, a day, a time and a salt
+        known = tuple(f.path.name for f in found[:6])
+        raise UsageError("run-ambiguous", f"several runs begin with {ref!r}", evidence=known, hint="a longer beginning, or the whole name")
+    return found
 
 
 class UnreadableRun(msgspec.Struct, frozen=True, kw_only=True):
@@ -162,7 +183,12 @@ class RunStore:
         except OSError as e:
             raise _unwritable(folder.path, e) from None
         run = Run(id=identity, name=name, model=model, state=RunState.PLANNED, created=now, updated=now, folder=str(folder.path), host=host)
-        folder.save(run, "run.json")
+        try:
+            folder.save(run, "run.json")
+        except FirstlightError:
+            with suppress(OSError):
+                folder.path.rmdir()
+            raise
         return folder
 
     def folders(self) -> list[RunFolder]:
@@ -191,7 +217,10 @@ class RunStore:
         return [(f, r) for f, r in self.scan()[0] if r.name == name and r.state not in TERMINAL]
 
     def find(self, ref: str) -> RunFolder:
-        """A run by folder, id, id's beginning, or name (the newest of that name). Raises UsageError run-not-found."""
+        """A run by folder, id, name (one that lives, else the newest of that name) or id's beginning.
+
+        Raises UsageError `run-not-found`, `run-ambiguous` where a beginning is that of several names.
+        """
         if os.sep in ref and os.path.exists(os.path.join(ref, "run.json")):
             return RunFolder(Path(ref))
         runs, unreadable = self.scan()
@@ -199,11 +228,11 @@ class RunStore:
         for folder in folders:
             if folder.path.name == ref:
                 return folder
-        live = [f for f, r in runs if r.name == slug(ref) and r.state not in TERMINAL]
-        named = live or [f for f, r in runs if r.name == slug(ref)]
-        starting = [f for f in folders if f.path.name.startswith(ref)]
-        if named or starting:
-            return (named or starting)[0]
+        name = slug(ref) if re.search("[a-z0-9]", ref.lower()) else None  # nothing said is no name
+        living = {f.path for f, r in runs if r.state not in TERMINAL}
+        named = [f for f, r in runs if r.name == name]
+        if found := [f for f in named if f.path in living] or named or _starting(ref, folders, living):
+            return found[0]
         known = sorted({r.name for _, r in runs})
         evidence = [
             f"looked in {self.root}" + (f", for runs on {chosen_host()}" if chosen_host() else ""),

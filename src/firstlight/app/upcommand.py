@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import re
 import signal
 from collections.abc import Sequence
 from pathlib import PurePath
@@ -129,15 +130,20 @@ def _absolute(model: str) -> str:
 
 
 def _gpus(text: str | None) -> list[int] | None:
-    try:
-        return None if text is None else [int(p) for p in text.split(",")]
-    except ValueError:
-        raise UsageError("bad-gpus", f"--gpus {text!r} is not a list of indices", hint="--gpus 0,1") from None
+    """Indices as nvidia-smi counts, in the order given. Raises UsageError `bad-gpus`."""
+    if text is None:
+        return None
+    if not re.fullmatch(r"\s*[0-9]{1,4}\s*(,\s*[0-9]{1,4}\s*)*", text):
+        raise UsageError("bad-gpus", f"--gpus {text!r} is not a list of indices", hint="--gpus 0,1")
+    found = [int(part) for part in text.split(",")]
+    if len(set(found)) < len(found):
+        raise UsageError("bad-gpus", f"--gpus {text!r} names a GPU twice", hint="each index once: --gpus 0,1")
+    return found
 
 
 def _pair(text: str) -> tuple[str, str]:
     name, equals, value = text.partition("=")
-    if not equals or not name:
+    if not equals or not re.fullmatch(r"[^\s=]+", name):
         raise UsageError("bad-env", f"--env {text!r} is not NAME=VALUE")
     return name, value
 

@@ -24,7 +24,12 @@ def first_line(channel: Channel, timeout: float, hopeless: Callable[[], bool]) -
         if not box and hopeless():
             break
     if not box:
-        raise HostError("supervisor-hangs", "the supervisor does not answer", evidence=(f"waited at most {timeout:g} s",))
+        raise HostError(
+            "supervisor-hangs",
+            "the supervisor does not answer",
+            evidence=(f"waited at most {timeout:g} s",),
+            hint="`kill -CONT` its pid where somebody stopped it (firstlight describe RUN); firstlight down RUN ends such a run too",
+        )
     if isinstance(box[0], Exception):
         raise box[0]
     return box[0]

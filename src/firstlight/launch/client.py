@@ -138,6 +138,14 @@ class SupervisorClient:
         except msgspec.ValidationError:
             return _status(self._damaged(), answering=False)
 
+    def paused(self) -> int | None:
+        """The supervisor's pid where somebody stopped it (SIGSTOP); None where it runs, is over, or nothing can be known."""
+        try:
+            record = self._record()
+        except FirstlightError:
+            return None
+        return record["supervisor"]["pid"] if self._paused(record) else None
+
     def _paused(self, record: dict[str, Any]) -> bool:
         """Whether somebody stopped the supervisor (SIGSTOP): it would never answer."""
         boss = record.get("supervisor")

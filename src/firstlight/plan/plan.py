@@ -34,12 +34,12 @@ def plan(
 ) -> PlanSet:
     """The best layout, what else would do, and what was rejected with its reason. draft: the external drafter of a speculative config.
 
-    Raises UsageError `no-planner`, `bad-engine-version`, `bad-flag-value`, `flag-given-twice`.
+    Raises UsageError `no-planner`, `bad-engine-version`, `bad-flag-value`, `flag-given-twice`, `no-gpus`.
     """
     wish, engine = wish_of(intent, constraints, engine.name), _named(engine)
     adapter = next((a for a in load_adapters() if a.name == engine.name), None)
     checkpoint, absurd = sound_checkpoint(checkpoint)
-    machine = sound_machine(machine)
+    machine = _only(sound_machine(machine), intent.gpus)
     draft = sound_checkpoint(draft)[0] if draft is not None else None
     if engine.name == "llamacpp":
         found = plan_llamacpp(checkpoint, machine, wish, engine, install.device if install else None)
@@ -52,6 +52,18 @@ def plan(
     with_overlays = _overlaid(found, adapter, checkpoint, machine, install) if adapter else found
     findings = [*with_overlays.findings, absurd] if absurd else with_overlays.findings
     return msgspec.structs.replace(with_overlays, constraints=list(constraints), findings=findings)
+
+
+def _only(machine: Machine, gpus: list[int] | None) -> Machine:
+    """The machine with the named GPUs alone. Raises UsageError `no-gpus` where one of them is not there."""
+    if gpus is None:
+        return machine
+    there = [a.index for a in machine.accelerators]
+    if missing := [i for i in gpus if i not in there]:
+        named = f"GPU{'s' if len(missing) > 1 else ''} {', '.join(map(str, missing))}"
+        evidence = (f"its GPUs: {', '.join(map(str, there)) or 'none'}",)
+        raise UsageError("no-gpus", f"{machine.hostname} has no {named}", evidence=evidence, hint="firstlight probe lists them")
+    return msgspec.structs.replace(machine, accelerators=[a for a in machine.accelerators if a.index in gpus])
 
 
 def _named(engine: EngineRef) -> EngineRef:

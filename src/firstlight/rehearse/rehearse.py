@@ -21,6 +21,7 @@ from firstlight.engines.vllm.rehearsal import depths, read_figures, rehearsal_sp
 from firstlight.rehearse.figures import budget, extrapolate
 
 PATIENCE_SECONDS = 900.0
+TOO_SLOW = "rehearsal-too-slow"
 
 
 class Observation(Struct, frozen=True, kw_only=True):
@@ -130,7 +131,8 @@ def _truncated(
     first_dense = (checkpoint.moe.first_dense_layers if checkpoint.moe else None) or 0
     pair = depths(config, first_dense=first_dense, period=period(checkpoint))
     if layers is None or pair is None:
-        return RehearsalReport(passed=False, refusal=f"too few layers to truncate, and {why}", cannot_prove=limits(full=False))
+        refusal = f"too few layers to truncate, and {why}"
+        return RehearsalReport(passed=False, refusal=refusal, findings=[_finding(TOO_SLOW, refusal)], cannot_prove=limits(full=False))
     seen: list[Observation] = []
     for count in pair:
         short = rehearsal_spec(spec, port=port, version=install.version, overrides=truncation(config, count))
@@ -187,7 +189,14 @@ def _findings(seen: Observation) -> list[Finding]:
     text = _refusal(seen)
     if text is None:
         return []
-    return [Finding(code=seen.code or "rehearsal-failed", severity=Severity.BLOCKER, message=f"the rehearsal failed: {text}")]
+    return [_finding(seen.code or (TOO_SLOW if seen.timed_out else "rehearsal-failed"), text)]
+
+
+def _finding(code: str, text: str) -> Finding:
+    """A rehearsal that came to no end says nothing against the plan."""
+    if code == TOO_SLOW:
+        return Finding(code=code, severity=Severity.WARNING, message=f"the rehearsal came to no end: {text}", hint="a longer --patience")
+    return Finding(code=code, severity=Severity.BLOCKER, message=f"the rehearsal failed: {text}")
 
 
 def _short_finding(text: str) -> Finding:

@@ -1,12 +1,16 @@
 """Which lessons hold for a request, and that consent is not remembered."""
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 
+from firstlight.app.group import run
 from firstlight.app.heal import consent_name
-from firstlight.app.knowledge import Lesson, _allowed, _holds, asked
+from firstlight.app.knowledge import Lesson, _allowed, _holds, _write, asked
+from firstlight.app.places import state_folder
 from firstlight.core.diagnosis import Remedy
 from firstlight.core.intent import Intent, Pins
 from firstlight.core.plan import Constraint
@@ -57,3 +61,33 @@ def test_what_needed_a_yes_needs_it_again(yes: bool) -> None:
     assert _allowed(session, lesson, constraint("kv_cache_dtype", "fp8")) is yes
     assert names == ["kv-cache-dtype"]
     assert _allowed(session, lesson, constraint("max_model_len", 1024))
+
+
+def test_what_is_no_lesson_is_shown_and_goes_with_the_rest(capsys: pytest.CaptureFixture[str]) -> None:
+    folder = state_folder() / "knowledge"
+    folder.mkdir(parents=True)
+    whole = Lesson(id="abc", model="m", machine="h", engine="vllm", constraints=[constraint("max_model_len", 1)], run="r", learned=0.0)
+    (folder / "abc.json").write_bytes(msgspec.json.encode(whole))
+    (folder / "torn.json").write_bytes(msgspec.json.encode(whole)[:20])
+    (folder / "moved.json").write_bytes(msgspec.json.encode(msgspec.structs.replace(whole, id="../run")))
+    outside = state_folder() / "run.json"
+    outside.write_text("not a lesson")
+    assert run(["knowledge", "list"]) == 0
+    said = capsys.readouterr()
+    assert said.out.count("max_model_len") == 1
+    assert all(name in said.err for name in ("torn.json", "moved.json"))
+    assert run(["knowledge", "forget", "../"]) == 2
+    assert run(["knowledge", "forget", "--all"]) == 0
+    assert list(folder.iterdir()) == []
+    assert outside.exists()
+
+
+def test_a_lesson_that_cannot_be_written_leaves_nothing_half_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(path: Path, data: bytes) -> int:
+        path.touch()
+        raise OSError(28, "No space left on device")
+
+    lesson = Lesson(id="abc", model="m", machine="h", engine="vllm", constraints=[], run="r", learned=0.0)
+    monkeypatch.setattr(Path, "write_bytes", full)
+    assert _write(lesson) is False
+    assert list((state_folder() / "knowledge").iterdir()) == []

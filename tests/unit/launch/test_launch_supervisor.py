@@ -16,7 +16,7 @@ from launch_runs import FAKE, Runs, free_port, until, wait_for
 from firstlight.core.errors import FirstlightError
 from firstlight.launch.client import Alive, Options, Restart, SupervisorClient
 from firstlight.launch.ownership import adopt, find_marked, find_processes, stop_orphans
-from firstlight.launch.supervisor import ending
+from firstlight.launch.supervisor import children, ending
 from firstlight.launch.supervisor.procfs import Listener
 
 pytestmark = pytest.mark.timeout(200)
@@ -506,6 +506,30 @@ def test_hook_runs_outside_the_run(runs: Runs, tmp_path: Path) -> None:
     until(client, "ready")
     wait_for(lambda: noted.exists() and "ready None" in noted.read_text())
     client.stop()
+
+
+@pytest.mark.parametrize(("hook", "problem"), [(["/bin/sh", "-c", "exit 3"], "exit status 3"), (["/no/such"], "it cannot be started")])
+def test_a_hook_that_fails_is_told(runs: Runs, hook: list[str], problem: str) -> None:
+    client = runs.start("plain", options=Options(on_event=hook))
+    assert until(client, "hook-failed").data == {"event": "ready", "problem": problem}
+
+
+def test_hooks_that_hang_do_not_pile_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(children, "HOOKS_AT_ONCE", 1)
+    found = children.Children("run")
+    assert found.hook(["sleep", "600"], "ready", {}) is None
+    assert found.hook(["sleep", "600"], "died", {}) == "1 of them still run"
+    (pid,) = found._hooks
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+
+
+def test_what_is_too_large_for_a_variable_is_told_without_it(tmp_path: Path) -> None:
+    found, noted = children.Children("run"), tmp_path / "noted"
+    assert found.hook(["/bin/sh", "-c", f"echo $FIRSTLIGHT_DATA > {noted}"], "ended", {"proof": "x" * 200_000}) is None
+    (pid,) = found._hooks
+    os.waitpid(pid, 0)
+    assert noted.read_text() == '{"too_large": true}\n'
 
 
 def test_damaged_records_do_not_hide_the_engine(runs: Runs) -> None:

@@ -14,7 +14,8 @@ from firstlight.app.places import cache_folder
 from firstlight.app.store import RunStore
 from firstlight.core.machine import EngineInstall, Machine
 from firstlight.core.run import LaunchSpec
-from firstlight.launch.caches import with_caches
+from firstlight.core.schema import encode
+from firstlight.launch.caches import list_caches, with_caches
 from firstlight.probe.local import LocalHost
 
 pytestmark = pytest.mark.timeout(60)
@@ -106,3 +107,31 @@ def test_caches_are_listed_and_pruned_on_a_yes(capsys: pytest.CaptureFixture[str
     assert run(["cache", "prune", "--all", "--yes"]) == 0
     assert row["path"] in capsys.readouterr().out
     assert not Path(row["path"]).exists()
+
+
+def test_the_cache_of_an_engine_that_runs_is_left(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    port, root = free_port(), str(cache_folder() / "compile")
+    spec = LaunchSpec(engine="fake", argv=engine("silent", port), port=port, served_model_name="mine")
+    spec = with_caches(spec, EngineInstall(engine="vllm", version="1"), Machine(hostname="h"), host=LocalHost(), root=root)
+    (tmp_path / "launch.json").write_bytes(encode(spec))
+    assert run(["launch", "--no-wait", str(tmp_path / "launch.json")]) == 0
+    try:
+        (cache,) = list_caches(LocalHost(), root=root)
+        assert run(["cache", "prune", "--older-than", "0", "--yes"]) == 0
+        assert f"left: {cache.path}" in capsys.readouterr().err
+        assert run(["cache", "prune", f"{cache.path}/", "--yes"]) == 2
+        assert "cache-in-use" in capsys.readouterr().err
+        assert Path(cache.path).is_dir()
+    finally:
+        assert run(["down", "mine"]) == 0
+    assert run(["cache", "prune", "--all", "--yes"]) == 0
+    assert not Path(cache.path).exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [(["--older-than", "-1"], "bad-age"), (["--older-than", "nan"], "bad-age"), (["--all", "--older-than", "3"], "which-caches")],
+)
+def test_ages_that_say_nothing_prune_nothing(words: list[str], code: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["cache", "prune", "--yes", *words]) == 2
+    assert code in capsys.readouterr().err

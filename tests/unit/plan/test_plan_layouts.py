@@ -8,6 +8,7 @@ from plan_models import checkpoint
 
 from firstlight.catalog.gpus import imagine
 from firstlight.core.checkpoint import Checkpoint, KvCacheQuantization
+from firstlight.core.errors import UsageError
 from firstlight.core.intent import Intent, Pins
 from firstlight.core.machine import GpuProcess, Machine
 from firstlight.core.plan import Constraint, EngineRef, PlanSet
@@ -386,3 +387,19 @@ def test_who_holds_the_memory_is_named_where_an_empty_gpu_would_do() -> None:
     assert told.code == "gpu-memory-occupied"
     assert any("pid 71, eva, holds 70.00 GiB" in line for line in told.evidence)
     assert told.hint == "`systemctl stop train.service`"
+
+
+@pytest.mark.parametrize("engine", ["vllm", "llamacpp"])
+def test_a_gpu_that_is_not_there_is_refused_and_one_that_is_not_named_is_not_planned_for(engine: str) -> None:
+    machine, model = imagine("2xh100-80gb-sxm"), checkpoint("qwen3-32b")
+
+    def on(gpus: list[int]) -> PlanSet:
+        return plan(model, machine, Intent(model=model.ref, gpus=gpus), engine=EngineRef(name=engine))
+
+    for missing in ([7], [0, 7]):
+        with pytest.raises(UsageError, match=r"no-gpus: .* has no GPU 7"):
+            on(missing)
+    best = on([1]).best
+    assert best is not None
+    assert best.per_gpu is not None
+    assert (best.per_gpu.total.mid or 0) < 90 * GIB

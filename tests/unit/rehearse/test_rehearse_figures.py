@@ -5,8 +5,10 @@ from typing import Any
 
 import pytest
 
+from firstlight.app.rehearsing import summary
 from firstlight.core.checkpoint import Checkpoint, KvCacheGroup, MoeSpec
 from firstlight.core.figures import Figure, Rung
+from firstlight.core.findings import Severity
 from firstlight.core.machine import Accelerator, EngineInstall, Machine
 from firstlight.core.plan import Candidate, EngineRef, MemoryBudget, Predicted
 from firstlight.core.run import LaunchSpec
@@ -235,6 +237,13 @@ def test_full_depth_that_takes_too_long_is_truncated() -> None:
     report = run(observe, patience=5.0)
     assert report.extrapolated
     assert "did not end within 5 s" in report.cannot_prove[0]
+
+
+def test_a_start_that_comes_to_no_end_says_nothing_against_the_plan() -> None:
+    report = run(lambda spec, patience: Observation(ready=False, timed_out=True, seconds=patience), patience=5.0)
+    assert (report.passed, [f.code for f in report.findings]) == (False, ["rehearsal-too-slow"])
+    assert report.findings[0].severity is Severity.WARNING
+    assert summary(report).startswith("nothing learned in ")
 
 
 def test_an_engine_without_dummy_weights_is_not_passed() -> None:

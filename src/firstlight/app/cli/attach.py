@@ -11,7 +11,9 @@ def command(run: str) -> int:
     """Shows phases and progress of RUN until it is ready or over. Leaving with Ctrl-C leaves the run as it is."""
     import asyncio
 
-    from firstlight.app.following import follow
-    from firstlight.app.store import RunStore
+    from firstlight.app.following import follow, refuse_over
+    from firstlight.app.store import RunStore, ShownRun
 
-    return asyncio.run(follow(RunStore().find(run)))
+    folder = RunStore().find(run)
+    refuse_over(folder)
+    return asyncio.run(follow(ShownRun(folder.path)))

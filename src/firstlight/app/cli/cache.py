@@ -51,22 +51,19 @@ def list_(host_name: str, output: str) -> int:
 @click.option("--host", "host_name", default="local", show_default=True, metavar="HOST", help="local, or ssh://USER@HOST.")
 @output_option
 def prune_(paths: tuple[str, ...], days: float | None, every: bool, yes: bool, host_name: str, output: str) -> int:
-    """Removes caches by PATH, by age, or all of them. The next start compiles again."""
+    """Removes caches by PATH, by age, or all of them; not those of an engine that runs. The next start compiles again."""
     from firstlight.app.consent import Consent
     from firstlight.app.elsewhere import places_of
-    from firstlight.core.errors import UsageError
+    from firstlight.app.pruning import chosen_caches, refuse_unclear
     from firstlight.core.units import format_bytes
-    from firstlight.launch.caches import list_caches, prune, refuse_strange, stale
+    from firstlight.launch.caches import prune
     from firstlight.probe.hosts import open_host
 
-    if not paths and days is None and not every:
-        raise UsageError("which-caches", "nothing says what may go", hint="name a path, or say --older-than DAYS or --all")
+    refuse_unclear(paths, days, every=every)
     host = open_host(host_name)
     root = f"{places_of(host).cache}/compile"
-    known = list_caches(host, root=root)
-    wanted = frozenset(paths) | frozenset(c.path for c in known if every or (days is not None and stale(c, days)))
-    chosen = [c for c in known if c.path in wanted]
-    refuse_strange(wanted, known)
+    chosen = chosen_caches(host, root, paths, days, every=every)
+    wanted = frozenset(c.path for c in chosen)
     size = format_bytes(sum(c.bytes or 0 for c in chosen))
     if wanted:
         Consent(yes=yes).require(

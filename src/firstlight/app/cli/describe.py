@@ -24,7 +24,7 @@ def command(run: str, output: str) -> int:
     record = reconcile(folder)
 
     def human() -> None:
-        from firstlight.app.restarts import told
+        from firstlight.app.restarts import hooks_told, told
         from firstlight.app.stages import describe, prove
         from firstlight.launch.client import SupervisorClient
         from firstlight.probe.hosts import open_host
@@ -40,8 +40,9 @@ def command(run: str, output: str) -> int:
             _lines([("verdict", prove.summary(verdict))])
         if bench := folder.try_load(BenchReport, "bench.json"):
             _lines([("bench", prove.headline(bench))])
-        if deaths := told(SupervisorClient(open_host(record.host), folder.attempt_there).past_events()):
-            _lines([("restarts" if n == 0 else "", line) for n, line in enumerate(deaths)])
+        events = SupervisorClient(open_host(record.host), folder.attempt_there).past_events()
+        for title, lines in (("restarts", told(events)), ("--on-event", hooks_told(events))):
+            _lines([(title if n == 0 else "", line) for n, line in enumerate(lines)])
         if (command_file := folder.path / "command.txt").exists():
             click.echo(f"\n{command_file.read_text().rstrip()}")
 

@@ -20,10 +20,12 @@ def command() -> None:
 @output_option
 def list_(output: str) -> int:
     """Every lesson: model, machine, engine, what the next plan will begin with, and why."""
-    from firstlight.app.knowledge import lessons
+    from firstlight.app.knowledge import lessons, unreadable
 
     found = lessons()
     emit_rows("Lesson", found, output, lambda: _show(found))
+    for path in unreadable():
+        say(f"{glyphs().warn} not readable, so that nothing is known by it: {path} (firstlight knowledge forget --all removes it too)")
     return 0
 
 
@@ -33,12 +35,15 @@ def list_(output: str) -> int:
 @output_option
 def forget_(ids: tuple[str, ...], every: bool, output: str) -> int:
     """Removes lessons by ID (or its beginning). The next start plans as if it had never been tried."""
-    from firstlight.app.knowledge import forget, lessons
+    from firstlight.app.knowledge import forget, lessons, remove, unreadable
     from firstlight.core.errors import UsageError
 
     if every == bool(ids):
         raise UsageError("which-lessons", "nothing says what to forget", hint="name ids, or say --all; firstlight knowledge list")
     removed = forget([lesson.id for lesson in lessons()] if every else list(ids))
+    if every and (damaged := unreadable()):
+        remove(damaged)
+        say(f"removed, not readable: {', '.join(map(str, damaged))}")
     mark = glyphs().ok
     emit_rows("Lesson", removed, output, lambda: click.echo("\n".join(f"{mark} forgot {x.id}: {x.model}" for x in removed) or "nothing"))
     return 0

@@ -22,7 +22,7 @@ from firstlight.app.plan_options import planning_of, planning_options_here
 def command(model: str | None, output: str, depth: str, patience: float, **options: Any) -> int:
     """Starts MODEL's plan with its final flags and dummy weights, asks one completion, stops it, and says what that proves.
 
-    Exit 5 where the rehearsal refutes the plan.
+    Exit 5 where the rehearsal refutes the plan, or comes to no end.
     """
     from firstlight.app.rehearsalcommand import run_rehearsal
 

@@ -11,21 +11,17 @@ def command(run: str) -> int:
     """Stops the engine of RUN and starts it again exactly as it was; follows it until it is ready."""
     import asyncio
 
-    from firstlight.app.following import follow
-    from firstlight.app.reconcile import reconcile
+    from firstlight.app.following import follow, refuse_over
+    from firstlight.app.reconcile import record
     from firstlight.app.store import RunStore
-    from firstlight.core.errors import UsageError
-    from firstlight.core.run import TERMINAL
+    from firstlight.core.run import RunState
     from firstlight.launch.client import SupervisorClient
     from firstlight.probe.hosts import open_host
 
     folder = RunStore().find(run)
-    now = reconcile(folder)
-    if now.state in TERMINAL:
-        why = f"it is {now.state}{f' ({now.reason})' if now.reason else ''}"
-        hint = f"firstlight up {now.model} --name {now.name} starts it anew"
-        raise UsageError("run-is-over", f"{now.name!r} does not run any more", evidence=(why,), hint=hint)
+    refuse_over(folder)
     client = SupervisorClient(open_host(folder.run.host), folder.attempt_there)
     position = max((e.byte for e in client.past_events()), default=0)
     client.restart()
+    record(folder, folder.run, RunState.STARTING, "restarted, not verified since")
     return asyncio.run(follow(folder, from_byte=position))

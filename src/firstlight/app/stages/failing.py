@@ -29,7 +29,7 @@ async def failed(session: Session, data: dict[str, Any], *, end: int | None = No
     """
     assert session.folder is not None
     session.emitter.emit("died", **data)
-    log = session.folder.log_there
+    log = session.log_there
     text = (await asyncio.to_thread(_read, session.host, log))[:end]
     if not session.host.is_local:
         session.folder.write(f"attempts/{session.attempt}/engine.log", text)  # a bug report needs it here

@@ -11,6 +11,8 @@ from firstlight.core.errors import EngineError, FirstlightError
 
 AGAIN_SECONDS = 0.5
 UNREACHABLE_SECONDS = 600.0
+PAUSE_SECONDS = 2.0
+PAUSE_SECONDS_ELSEWHERE = 15.0  # a command there
 STOPPED_MEANWHILE = "stopped-meanwhile"
 
 
@@ -51,6 +53,26 @@ def through_cuts(client: Any, from_byte: int) -> Iterator[Any]:
         if gone or time.monotonic() - last > UNREACHABLE_SECONDS:
             return
         time.sleep(AGAIN_SECONDS)
+
+
+class Pauses:
+    """Says once when somebody stopped the supervisor (SIGSTOP), and once when it goes on: nothing at all would be heard meanwhile."""
+
+    def __init__(self, session: Session) -> None:
+        self._session, self._stopped = session, False
+        self._every = PAUSE_SECONDS if session.host.is_local else PAUSE_SECONDS_ELSEWHERE
+        self._due = time.monotonic() + self._every
+
+    async def look(self) -> None:
+        if time.monotonic() < self._due:
+            return
+        pid = await asyncio.to_thread(self._session.supervisor.paused)
+        self._due = time.monotonic() + self._every
+        if (pid is not None) == self._stopped:
+            return
+        self._stopped = pid is not None
+        told = f"somebody stopped the supervisor: `kill -CONT {pid}` lets it go on, `firstlight down {self._session.name}` ends the run"
+        self._session.emitter.emit("say", text=told if self._stopped else "the supervisor goes on")
 
 
 def stopped_meanwhile(session: Session) -> EngineError:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from firstlight.app.elsewhere import reached
+from firstlight.app.restarts import hooks_told
 from firstlight.app.session import Session
 from firstlight.app.stages.failing import died_since
 from firstlight.app.views.verdict import counts
@@ -131,6 +132,9 @@ async def report(session: Session) -> str:
         )
     if session.folder:
         session.folder.update(state=RunState.SERVING)
+    if session.options.on_event and session.supervisor is not None:
+        for line in hooks_told(session.supervisor.past_events()):
+            session.emitter.emit("say", text=f"--on-event: {line}")
     return endpoint_of(session).base_url
 
 

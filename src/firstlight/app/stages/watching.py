@@ -9,7 +9,7 @@ from firstlight.app.reading import read_rate, weight_files
 from firstlight.app.recording import check_kv_cache, close_records
 from firstlight.app.session import Session
 from firstlight.app.stages.failing import failed, port_stolen
-from firstlight.app.stages.hearing import stopped_meanwhile, supervisor_events, supervisor_gone
+from firstlight.app.stages.hearing import Pauses, stopped_meanwhile, supervisor_events, supervisor_gone
 from firstlight.core.errors import FirstlightError, HostError
 from firstlight.core.run import RunState
 from firstlight.core.units import format_seconds
@@ -63,14 +63,14 @@ async def watch(session: Session, *, from_byte: int = 0, mine: bool = True) -> s
     follower = make_follower(session)
     beats = Beats(follower)
     try:
-        return await _watch(session, LogTail(session, session.folder.log_there), follower, beats, from_byte=from_byte, mine=mine)
+        return await _watch(session, LogTail(session, session.log_there), follower, beats, from_byte=from_byte, mine=mine)
     finally:
         beats.close()
         close_records(session)
 
 
 async def _watch(session: Session, tail: LogTail, follower: Follower, beats: Beats, *, from_byte: int, mine: bool) -> str:
-    queue = supervisor_events(session, from_byte)
+    queue, pauses = supervisor_events(session, from_byte), Pauses(session)
     look = LOOK_SECONDS if session.host.is_local else LOOK_SECONDS_ELSEWHERE
     while True:
         try:
@@ -80,6 +80,7 @@ async def _watch(session: Session, tail: LogTail, follower: Follower, beats: Bea
             await _read_log(session, tail, follower)
             if beat := beats.next():
                 _tell_beat(session, beat)
+            await pauses.look()
             continue
         await _read_log(session, tail, follower, drain=True)
         if event is None:

@@ -12,6 +12,8 @@ from .members import FOLDER, HOOK, MARKER
 
 # A tuple: a set among the constants would give the packed supervisor other bytes with each hash seed.
 NOTED = ("ready", "failed", "died", "restarted", "wedged", "stopping", "ended", "supervisor-died")
+HOOKS_AT_ONCE = 16  # those of a command that hangs must not pile up in a crash loop
+DATA_LIMIT = 100_000  # of the 128 KiB that one variable of an environment may have
 
 
 class Children:
@@ -20,6 +22,7 @@ class Children:
     def __init__(self, run: str) -> None:
         self._run = run
         self._status: dict[int, int | None] = {}
+        self._hooks: dict[int, str] = {}
 
     def reap(self) -> list[tuple[int, int]]:
         """(pid, wait status) of every child that ended, stopped or went on since the last call."""
@@ -50,6 +53,21 @@ class Children:
         self._status[child.pid] = None
         return child.pid
 
-    def hook(self, argv: Sequence[str] | None, kind: str, data: Mapping[str, Any]) -> None:
-        if argv and kind in NOTED:
-            self.spawn(argv, {"FIRSTLIGHT_EVENT": kind, HOOK: self._run, "FIRSTLIGHT_DATA": json.dumps(data)})
+    def hook(self, argv: Sequence[str] | None, kind: str, data: Mapping[str, Any]) -> str | None:
+        """Runs the user's command for what is NOTED; why it was not run, else None."""
+        if not argv or kind not in NOTED:
+            return None
+        if sum(self.status(pid) is None for pid in self._hooks) >= HOOKS_AT_ONCE:
+            return f"{HOOKS_AT_ONCE} of them still run"
+        text = json.dumps(data)
+        text = text if len(text) < DATA_LIMIT else '{"too_large": true}'
+        pid = self.spawn(argv, {"FIRSTLIGHT_EVENT": kind, HOOK: self._run, "FIRSTLIGHT_DATA": text})
+        if pid is None:
+            return "it cannot be started"
+        self._hooks[pid] = kind
+        return None
+
+    def ended_hooks(self) -> list[tuple[str, int]]:
+        """(what it was told of, exit status) of each of the user's commands that ended since the last call."""
+        over = [(pid, status) for pid in self._hooks if (status := self.status(pid)) is not None]
+        return [(self._hooks.pop(pid), status) for pid, status in over]

@@ -26,6 +26,15 @@ class Client:
         connection.setblocking(False)
         control.selector.register(connection, selectors.EVENT_READ, self._ready)
 
+    def left(self) -> bool:
+        """Whether it closed the connection: nobody is there to be told what came of the request."""
+        try:
+            return self._socket.recv(1, socket.MSG_PEEK) == b""
+        except BlockingIOError:
+            return False
+        except OSError:
+            return True
+
     def reply(self, value: Mapping[str, Any]) -> None:
         self.send(json.dumps(value, ensure_ascii=False).encode() + b"\n")
 

@@ -59,6 +59,8 @@ class Requests:
         elif op == "events":
             client.holds = bool(request.get("hold"))
             self._stream(client, int(request.get("from_byte") or 0))
+        elif op in ("stop", "restart", "signal") and client.left():
+            return  # it gave up while we were stopped, and told its user so
         elif op in ("stop", "restart"):
             self._s.waiting += [client] if request.get("wait", True) and op == "stop" else []
             self._s.stop(grace=request.get("grace_seconds"), again=op == "restart")

@@ -108,7 +108,8 @@ class Supervisor:
 
     def event(self, kind: str, data: Mapping[str, Any]) -> None:
         self.control.broadcast(self.events.write(kind, data))
-        self.children.hook(self.options.get("on_event"), kind, data)
+        if problem := self.children.hook(self.options.get("on_event"), kind, data):
+            self.event("hook-failed", {"event": kind, "problem": problem})
 
     def enter(self, state: str, reason: str | None = None) -> None:
         self.state, self.reason = state, reason
@@ -217,6 +218,9 @@ class Supervisor:
                 self.event("paused" if os.WIFSTOPPED(status) else "continued", {"pid": pid})
             else:
                 self.engine_exited(-os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status))
+        for kind, code in self.children.ended_hooks():
+            if code:
+                self.event("hook-failed", {"event": kind, "problem": f"exit status {code}" if code > 0 else f"killed by signal {-code}"})
         self.health.expire(time.monotonic())
 
     def note_ready(self) -> None:
