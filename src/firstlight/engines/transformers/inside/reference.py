@@ -14,22 +14,26 @@ TOP = 20
 
 
 def rows(folder: str, prompts: list[str]) -> dict[str, list[Any]]:
+    """Longest prompts first: one that a longer one begins with has been read already, and takes a row of what was computed for that."""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(folder)
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-    found = []
-    plain = [tokenizer(p, add_special_tokens=False).input_ids for p in prompts]
-    for prompt in prompts:
-        ids = tokenizer(prompt, return_tensors="pt").input_ids
-        with torch.no_grad():
-            logprobs = model(ids).logits[0, -1].log_softmax(-1)
-        best = logprobs.topk(TOP)
+    asked = [tokenizer(p).input_ids for p in prompts]
+    read: list[tuple[list[int], Any]] = []
+    found: list[Any] = [None] * len(prompts)
+    for at in sorted(range(len(prompts)), key=lambda i: -len(asked[i])):
+        ids = asked[at]
+        logprobs = next((known for past, known in read if past[: len(ids)] == ids), None)
+        if logprobs is None:
+            with torch.no_grad():
+                logprobs = model(torch.tensor([ids])).logits[0].log_softmax(-1)
+            read.append((ids, logprobs))
+        best = logprobs[len(ids) - 1].topk(TOP)
         tokens = [tokenizer.decode([i]) for i in best.indices.tolist()]
-        values = [round(v, 5) for v in best.values.tolist()]
-        found.append({"prompt_tokens": ids.shape[1], "tokens": tokens, "logprobs": values})
-    return {"rows": found, "ids": plain}
+        found[at] = {"prompt_tokens": len(ids), "tokens": tokens, "logprobs": [round(v, 5) for v in best.values.tolist()]}
+    return {"rows": found, "ids": [tokenizer(p, add_special_tokens=False).input_ids for p in prompts]}
 
 
 if __name__ == "__main__":
