@@ -57,9 +57,10 @@ async def start_with_remedies(session: Session) -> None:
                     tell(session, msgspec.structs.replace(step, changed="nothing", because=waited))
                     await _next_attempt(session)
                     continue
-            remedy = None if session.attempt >= session.options.attempts else choose(session, failure.diagnosis)
+            withheld: list[Remedy] = []
+            remedy = None if session.attempt >= session.options.attempts else choose(session, failure.diagnosis, withheld)
             if remedy is None:
-                tell(session, step)
+                tell(session, msgspec.structs.replace(step, because=advise(failure, withheld)))
                 raise
             constraints = constraints_of(failure.diagnosis, remedy)
             _remember(session, constraints, healed, tried)
@@ -96,8 +97,31 @@ def _raise_refuted(session: Session) -> None:
         raise refuted
 
 
-def choose(session: Session, diagnosis: Diagnosis) -> Remedy | None:
-    """The first remedy that changes the plan and may be done: safe ones alone, `ask` ones with a yes or `--allow`."""
+def advise(failure: EngineFailed, withheld: Sequence[Remedy]) -> str | None:
+    """What healing did not do, as lines of the failure: what needs a yes, with the flag that says it, and what only a person can do.
+
+    Returns why nothing was changed, for the story.
+    """
+    flags = [f"--allow {consent_name(remedy)}" for remedy in withheld]
+    asked_for = [f"needs a yes ({flag}): {_with_reason(remedy)}" for flag, remedy in zip(flags, withheld, strict=True)]
+    others = [r for r in failure.diagnosis.remedies if r.safety is Safety.NEVER or not r.change]
+    by_hand = [f"by hand: {r.action or _words(r.change or {})}" for r in others if (r.action or _words(r.change or {})) != failure.hint]
+    failure.evidence = (*failure.evidence, *asked_for, *by_hand)
+    if not flags:
+        return None
+    failure.hint = f"firstlight up … {flags[0]}" + (f"; or: {failure.hint}" if failure.hint else "")
+    return f"what would change it needs a yes: {', '.join(flags)}"
+
+
+def _with_reason(remedy: Remedy) -> str:
+    return _words(remedy.change or {}) + (f", because {remedy.because}" if remedy.because else "")
+
+
+def choose(session: Session, diagnosis: Diagnosis, withheld: list[Remedy] | None = None) -> Remedy | None:
+    """The first remedy that changes the plan and may be done: safe ones alone, `ask` ones with a yes or `--allow`.
+
+    withheld: gains those that nobody said yes to.
+    """
     if diagnosis.cause is not None and diagnosis.cause.code == "port-in-use" and session.intent.port is None:
         return ANOTHER_PORT
     in_force = [(c.field, c.value) for c in session.constraints]
@@ -110,6 +134,8 @@ def choose(session: Session, diagnosis: Diagnosis) -> Remedy | None:
             return remedy
         if session.consent.given(consent_name(remedy), f"Change {_words(remedy.change)}?", evidence=(remedy.because,)):
             return remedy
+        if withheld is not None:
+            withheld.append(remedy)
     return None
 
 

@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from firstlight.app.heal import ANOTHER_PORT, believed, choose, consent_name, constraints_of, touches_quality
+from firstlight.app.heal import ANOTHER_PORT, advise, believed, choose, consent_name, constraints_of, touches_quality
+from firstlight.app.stages.failing import EngineFailed
 from firstlight.app.stages.yielding import yielded
 from firstlight.catalog.rules import builtin_rules
 from firstlight.core.diagnosis import Cause, Diagnosis, Remedy, Safety
@@ -44,6 +45,22 @@ def test_safe_alone_ask_with_a_yes_never_never() -> None:
     asking = session()
     choose(asking, failed(EAGER))
     assert asking.asked == ["enforce-eager"]
+
+
+def test_what_was_not_done_is_told_with_the_flag_that_does_it() -> None:
+    diagnosis, withheld = failed(BIOS, NEVER, EAGER), []
+    assert choose(session(), diagnosis, withheld) is None
+    assert withheld == [EAGER]
+    failure = EngineFailed(diagnosis, evidence=("a line",), hint="change the BIOS")
+    assert advise(failure, withheld) == "what would change it needs a yes: --allow enforce-eager"
+    assert failure.hint == "firstlight up … --allow enforce-eager; or: change the BIOS"
+    assert failure.evidence == (
+        "a line",
+        "needs a yes (--allow enforce-eager): enforce_eager to True, because no graphs",
+        "by hand: max_num_seqs to 1",
+    )
+    plain = EngineFailed(failed(BIOS), evidence=(), hint="change the BIOS")
+    assert (advise(plain, []), plain.hint, plain.evidence) == (None, "change the BIOS", ())
 
 
 def test_what_is_in_force_did_not_help_and_is_not_taken_again() -> None:
