@@ -34,15 +34,19 @@ TEMPLATE = ("--chat-template", str(ROOT / "tests/corrupt/templates/by_example.ji
 TEMPLATE_FILE = ("--chat-template-file", TEMPLATE[1])
 HERMES = ("--enable-auto-tool-choice", "--tool-call-parser", "hermes")
 PASSED = "passed"
+KINDS = {"embeddings": "embedding", "rewards": "reward"}
 
 
 class Start(NamedTuple):
-    """One start of an engine. model: source or second; flags: its claims; wanted: per check what must come: `passed`, or what is named."""
+    """One start of an engine. model: source or second; flags: its claims; wanted: per check what must come: `passed`, or what is named.
+    folder: what of the model vLLM serves.
+    """
 
     engine: str
     model: str
     flags: tuple[str, ...]
     wanted: dict[str, str]
+    folder: str = "healthy"
 
 
 STARTS = {
@@ -68,6 +72,7 @@ STARTS = {
         {"tools": "tool-parser-model-mismatch", "reasoning": "reasoning-parser-model-mismatch"},
     ),
     "vLLM, embeddings": Start("vllm", "source", ("--runner", "pooling", "--convert", "embed"), {"embeddings": PASSED}),
+    "vLLM, reward": Start("vllm", "source", ("--runner", "pooling", "--convert", "classify"), {"rewards": PASSED}, "reward"),
     "vLLM, Qwen2.5 Coder, hermes": Start("vllm", "second", HERMES, {"tools": "tool-parser-model-mismatch", "json-schema": PASSED}),
     "vLLM, Qwen2.5 Coder, hermes by example": Start("vllm", "second", (*TEMPLATE, *HERMES), {"tools": PASSED}),
 }
@@ -80,7 +85,7 @@ def started(args: argparse.Namespace, start: Start) -> Iterator[Endpoint]:
         with engines.llamacpp(model, parallel=4, extra=start.flags) as found:
             yield found
         return
-    folder = hf_folder.make(model, Path(args.work) / start.model / "hf", "healthy")
+    folder = hf_folder.make(model, Path(args.work) / start.model / "hf", start.folder)
     log = Path(args.work) / "vllm-claims.log"
     with alone(args.lock), engines.vllm(folder, python=args.vllm_python, extra=start.flags, log=log) as found:
         yield found
@@ -89,8 +94,8 @@ def started(args: argparse.Namespace, start: Start) -> Iterator[Endpoint]:
 def claims_of(start: Start) -> Claims:
     """As `verify RUN` reads them from the flags; what no flag claims is claimed by the user."""
     own = claims_for(None, start.flags)
-    kind = "embedding" if "embeddings" in start.wanted else None
-    said = {name.replace("-", "_"): True for name in start.wanted if name != "embeddings"}
+    kind = next((k for name, k in KINDS.items() if name in start.wanted), None)
+    said = {name.replace("-", "_"): True for name in start.wanted if name not in KINDS}
     parsers = {"tool_parser": own.tool_parser, "reasoning_parser": own.reasoning_parser}
     return Claims(kind=own.kind or kind, **said, **parsers)
 

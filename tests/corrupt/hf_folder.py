@@ -148,21 +148,29 @@ def tokenizer(model: Model) -> dict[str, Any]:
     }
 
 
-def write_folder(model: Model, folder: Path, *, int4: bool = False) -> Path:
+REWARD_HEAD = Path(__file__).with_name("reward_head.npy")
+"""A score of the last token's last hidden state of SmolLM2-135M-Instruct, (576,) float16: ridge regression (lambda 50) on twenty questions,
+each with a good and a rude or senseless answer in the model's own chat form. None of the questions is one that verify asks.
+"""
+REWARD = {"architectures": ["LlamaForSequenceClassification"], "num_labels": 1, "id2label": {"0": "reward"}, "label2id": {"reward": 0}}
+
+
+def write_folder(model: Model, folder: Path, *, int4: bool = False, reward: bool = False) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     weights = tensors(model)
+    weights |= {"score.weight": np.load(REWARD_HEAD).astype(np.float32)[None, :]} if reward else {}
     save_file(packed(weights) if int4 else weights, folder / "model.safetensors", metadata={"format": "pt"})
     tokens = _value(model, "tokenizer.ggml.tokens")
     ids = {name: _value(model, f"tokenizer.ggml.{name}_token_id") for name in ("bos", "eos", "padding")}
     specials = {"bos_token": tokens[ids["bos"]], "eos_token": tokens[ids["eos"]], "pad_token": tokens[ids["padding"]]}
     chat = {"tokenizer_class": "PreTrainedTokenizerFast", "chat_template": _value(model, "tokenizer.chat_template"), **specials}
-    described = {**config(model), **({"quantization_config": INT4} if int4 else {})}
+    described = {**config(model), **({"quantization_config": INT4} if int4 else {}), **(REWARD if reward else {})}
     for name, content in (("config.json", described), ("tokenizer.json", tokenizer(model)), ("tokenizer_config.json", chat)):
         (folder / name).write_text(json.dumps(content))
     return folder
 
 
-HEALTHY = ("healthy", "int4", "experts")
+HEALTHY = ("healthy", "int4", "experts", "reward")
 
 
 def make(source: Path, parent: Path, name: str) -> Path:
@@ -174,7 +182,7 @@ def make(source: Path, parent: Path, name: str) -> Path:
             experts(model)
         elif name not in HEALTHY:
             (GROSS | MILD)[name](model)
-        write_folder(model, folder, int4=name == "int4")
+        write_folder(model, folder, int4=name == "int4", reward=name == "reward")
     return folder
 
 

@@ -76,7 +76,7 @@ async def verify_with(wanted: Verifying) -> Verdict:
     )
     if wanted.blame:
         verdict = await _blamed(verdict, target, ask, wanted)
-    if target.folder:
+    if target.folder and (wanted.checks is None or not verdict.passed):  # some checks that passed say nothing of the others
         target.folder.save(verdict, "verdict.json")
     if wanted.save_reference:
         await _save(wanted.save_reference, verdict, target)

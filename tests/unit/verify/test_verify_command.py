@@ -12,10 +12,13 @@ from click.testing import CliRunner, Result
 from corrupt.engines import free_port, liar, process
 from msgspec import structs
 
+from firstlight.app import verifying
 from firstlight.app.cli.verify import command
-from firstlight.app.endpoints import key_from, looks_like_url
+from firstlight.app.endpoints import Target, key_from, looks_like_url
+from firstlight.app.store import RunStore
 from firstlight.core.errors import FirstlightError, UsageError
 from firstlight.core.reference import Reference
+from firstlight.core.run import Endpoint
 from firstlight.core.schema import decode, encode
 from firstlight.core.verdict import Verdict
 
@@ -89,6 +92,22 @@ def test_what_did_not_pass_is_exit_6_and_an_accepted_failure_is_not() -> None:
     assert "not passed" in failed.stdout
     assert accepted.return_value == 0
     assert "accepted" in accepted.stdout
+
+
+def test_some_checks_that_passed_do_not_stand_for_a_runs_verdict(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = RunStore().create(name="some", model="m", host="local")
+
+    async def ours(ref: str, **_: object) -> Target:
+        return Target(Endpoint(base_url=f"http://{address}/v1", model="demo"), None, folder)
+
+    monkeypatch.setattr(verifying, "target_of", ours)
+    assert verify("some", "--checks", "usage").return_value == 0
+    assert folder.try_load(Verdict, "verdict.json") is None
+    assert verify("some").return_value == 0
+    assert verify("some", "--checks", "usage").return_value == 0
+    kept = folder.try_load(Verdict, "verdict.json")
+    assert kept is not None
+    assert {"known-answers", "errors"} <= {c.name for c in kept.checks}
 
 
 def test_a_reference_is_saved_compared_and_not_taken_from_what_failed(address: str, tmp_path: Path) -> None:
