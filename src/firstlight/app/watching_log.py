@@ -12,7 +12,8 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from firstlight.app.log_text import is_packed, log_pieces, stdin_pieces
+from firstlight.app.log_text import UNPACK, is_packed, is_stream, log_pieces, packing_of, stdin_pieces, stream_pieces, text_of
+from firstlight.app.output import say
 from firstlight.app.reading import read_rate, weight_files
 from firstlight.app.where import chosen_host
 from firstlight.core.checkpoint import Checkpoint
@@ -29,13 +30,14 @@ from firstlight.watch.state import EngineLog, LogEvent
 
 CHUNK = 1 << 20
 OVER_SECONDS = 2.0
+READ_ONCE = "a pipe is read once: what came is read to its end, and cannot be watched again"
 INTERRUPTIBLE_SECONDS = 0.2
 HISTORY = 5
 Take = Callable[[LogEvent | Beat], None]
 
 
 class Target(Struct, frozen=True, kw_only=True):
-    """Where the log is. pid: of the engine, where it is a run that is alive. path None: standard input.
+    """Where the log is. pid: of the engine, where it is a run that is alive. path None: standard input. stream: a FIFO or a device.
 
     history: phase times of earlier runs of the same model here; checkpoint_bytes: what loading reads, from weight_files, at
     read_bytes_per_second as this machine's storage was measured.
@@ -43,6 +45,7 @@ class Target(Struct, frozen=True, kw_only=True):
 
     name: str
     path: str | None
+    stream: bool = False
     host: str = "local"
     pid: int | None = None
     engine: str = "auto"
@@ -65,6 +68,8 @@ def find_target(name: str) -> Target:
         return Target(name=Path(name).name, path=name, host=there)
     if os.path.isfile(name):
         return Target(name=Path(name).name, path=str(Path(name).absolute()))
+    if is_stream(name):
+        return Target(name=Path(name).name, path=str(Path(name).absolute()), stream=True, live=True)
     if Path(name).is_dir():
         raise InputError("log-not-found", f"{name} is a folder", hint="name the log file in it")
     if "/" in name or name.endswith((".log", ".txt")):
@@ -108,11 +113,21 @@ async def watch_target(target: Target, take: Take, *, replay: bool) -> EngineLog
     )
     follower = Follower(log, eta, samples=_sampler(host, target))
     over = _over(host, target)
-    async for item in follow_file(follower, host, target.path, over=over) if target.path else follow_chunks(follower, stdin_chunks()):
+    async for item in _items(follower, host, target, over):
         take(item)
-    for event in log.close(time.time()):
+    for event in follower.end_line():
         take(event)
+    if target.stream:
+        take(follower.note(READ_ONCE))
     return log
+
+
+def _items(follower: Follower, host: Host, target: Target, over: Callable[[], bool]) -> AsyncIterator[LogEvent | Beat]:
+    if target.path is None:
+        return follow_chunks(follower, stream_chunks(sys.stdin.fileno()))
+    if target.stream:
+        return follow_chunks(follower, opened_chunks(target.path))
+    return follow_file(follower, host, target.path, over=over)
 
 
 def _over(host: Host, target: Target) -> Callable[[], bool]:
@@ -165,28 +180,52 @@ def file_chunks(target: Target) -> Iterator[bytes]:
         yield from _pieces_there(open_patient_host(target.host), target.path)
         return
     try:
-        yield from log_pieces(target.path)
+        yield from stream_pieces(target.path, say) if target.stream else log_pieces(target.path)
     except OSError as e:
         raise InputError("log-unreadable", f"{target.path} cannot be read", evidence=(str(e.strerror),)) from None
 
 
 def _pieces_there(host: Host, path: str) -> Iterator[bytes]:
+    return text_of(_raw_pieces_there(host, path), path)
+
+
+def _raw_pieces_there(host: Host, path: str) -> Iterator[bytes]:
     position = 0
     while piece := host.read(path, position, CHUNK):
         position += len(piece)
         yield piece
 
 
-async def stdin_chunks() -> AsyncIterator[bytes]:
-    """Standard input as it comes. Nothing blocks in reading: Ctrl-C ends a pipe that is silent, too."""
-    descriptor = sys.stdin.fileno()
+async def stream_chunks(descriptor: int) -> AsyncIterator[bytes]:
+    """Standard input or a pipe as it comes. Nothing blocks in reading: Ctrl-C ends a pipe that is silent, too.
+
+    Raises InputError `log-packed` where it begins like an archive: a live view is of text.
+    """
+    first = True
     while True:
         readable, _, _ = await asyncio.to_thread(select.select, [descriptor], [], [], INTERRUPTIBLE_SECONDS)
         if not readable:
             continue
         if not (chunk := os.read(descriptor, CHUNK)):
             return
+        if first and (kind := packing_of(chunk)):
+            hint = f"unpack it on the way: `{UNPACK[kind]} | firstlight watch -`"
+            raise InputError("log-packed", f"the stream is packed with {kind}", hint=hint)
+        first = False
         yield chunk
+
+
+async def opened_chunks(path: str) -> AsyncIterator[bytes]:
+    """A FIFO or a device as it comes; one that nobody writes yet is waited for. Raises InputError `log-unreadable`."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    except OSError as e:
+        raise InputError("log-unreadable", f"{path} cannot be read", evidence=(str(e.strerror),)) from None
+    try:
+        async for chunk in stream_chunks(descriptor):
+            yield chunk
+    finally:
+        os.close(descriptor)
 
 
 def exit_of(log: EngineLog) -> int:

@@ -263,7 +263,7 @@ class LogReader:
             self.frame_line = None
         if unit.kind == "line" and (self._count_benign(unit.text, unit.line) or self._says_nothing(unit)):
             return
-        unit.phase = "serving" if self.ready_line and unit.line > self.ready_line else self.phases.get(unit.worker) or self.phase
+        unit.phase = "serving" if self.ready_line and unit.line > self.ready_line else self._phase_of(unit.worker)
         key = (template(unit.head), unit.type or "")
         if known := self._index.get(key):
             known.count += 1
@@ -284,6 +284,11 @@ class LogReader:
         if len(self.seen) < UNITS_KEPT or (matches and len(self.seen) < 2 * UNITS_KEPT):
             self._index[key] = seen = Seen(unit=unit, matches=matches, others=[])
             self.seen.append(seen)
+
+    def _phase_of(self, worker: str | None) -> str:
+        """A worker's own; the engine core and the front end print no milestones of what they wait for: theirs is the furthest of all."""
+        own = self.phases.get(worker)
+        return self.phase if own is None or level_of(worker) > 0 else own
 
     def _says_nothing(self, unit: Unit) -> bool:
         """Most lines that no logger printed: no word of trouble, nothing that a rule looks for."""

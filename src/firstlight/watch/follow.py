@@ -11,6 +11,7 @@ from msgspec import Struct
 from firstlight.core.figures import Figure
 from firstlight.core.ports import Host
 from firstlight.watch.eta import Eta
+from firstlight.watch.growing import CHUNK, GrowingFile
 from firstlight.watch.reading import Reading
 from firstlight.watch.records import Record
 from firstlight.watch.stall import Sample, Stall, Verdict, judge
@@ -21,7 +22,6 @@ LOOK_SECONDS = 0.02
 LOOK_SECONDS_ELSEWHERE = 0.5  # every look at another host is a command there
 SAMPLE_SECONDS = 5.0
 BEAT_SECONDS = 2.0
-CHUNK = 1 << 20
 OVER = frozenset({"ready", "serving", "failed", "stopped"})
 
 
@@ -64,6 +64,14 @@ class Follower:
 
     def take(self, chunk: bytes) -> list[LogEvent]:
         return self._seen(self.log.feed(chunk, self._clock()))
+
+    def end_line(self) -> list[LogEvent]:
+        """Events of a last line that nothing will be added to."""
+        return self._seen(self.log.close(self._clock()))
+
+    def note(self, text: str) -> LogEvent:
+        """An event of what happened to the log itself. data: text."""
+        return LogEvent(kind="note", time=self._clock(), line=self.log.lines, data={"text": text})
 
     def record(self, record: Record) -> list[LogEvent]:
         """Events of a record that an engine's process sent as data."""
@@ -154,7 +162,8 @@ class Beats:
 async def follow_file(
     follower: Follower, host: Host, path: str, *, until: frozenset[str] = OVER, over: Callable[[], bool] = lambda: False
 ) -> AsyncIterator[LogEvent | Beat]:
-    """Events and beats of a growing log file until its phase is in `until`. A file that became shorter is read from its beginning.
+    """Events and beats of a growing log file until its phase is in `until`. A file that was cut, or that another took the place of, is
+    read from its beginning; one that is gone and does not come back is the end. Both are told by an event `note`.
 
     over: whether nobody writes any more, asked at each beat; then it ends where the file does.
 
@@ -171,19 +180,19 @@ async def follow_file(
 async def _follow_file(
     follower: Follower, beats: Beats, host: Host, path: str, until: frozenset[str], over: Callable[[], bool]
 ) -> AsyncIterator[LogEvent | Beat]:
-    position, ended = 0, False
+    file, ended = GrowingFile(host, path), False
     while True:
-        info = await asyncio.to_thread(host.stat, path)
-        if info is not None and info.size < position:
-            position = 0
-        if info is not None and info.size > position:
-            chunk = await asyncio.to_thread(host.read, path, position, CHUNK)
-            position += len(chunk)
-            for event in follower.take(chunk):
+        look = await file.look(time.monotonic())
+        if look.again:
+            for event in follower.end_line():
                 yield event
-            if len(chunk) == CHUNK:
-                continue
-        if follower.log.phase in until or ended:
+        if look.note is not None:
+            yield follower.note(look.note)
+        for event in follower.take(look.chunk) if look.chunk else ():
+            yield event
+        if len(look.chunk) == CHUNK:
+            continue
+        if follower.log.phase in until or ended or look.over:
             return
         if beat := beats.next():
             yield beat

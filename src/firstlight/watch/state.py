@@ -20,7 +20,8 @@ class LogEvent(Struct, frozen=True, kw_only=True):
     """What a line meant.
 
     kind: `phase` (the whole moved on), `worker-phase`, `progress` (data: done, total, unit, what or mode), `figure` (data: typed fields),
-    `ready`, `stopping`, `stopped`, `died`, `waiting` (a symptom, see stall: no sign of life), `benign` (data: code), `error` (data: text).
+    `ready`, `stopping`, `stopped`, `died`, `waiting` (a symptom, see stall: no sign of life), `benign` (data: code), `error` (data: text),
+    `note` (data: text; of the log itself, see growing).
     phase: of the worker after the line. line: 1-based in the log. time: as given to `feed`.
     """
 

@@ -281,3 +281,18 @@ def test_ray_lists_what_may_have_happened_and_proves_nothing() -> None:
     )
     found = diagnose(text.encode())
     assert found.cause is None or found.cause.confidence < 0.7
+
+
+def test_an_engine_cores_error_is_in_the_phase_that_its_workers_are_in() -> None:
+    log = (
+        b"(EngineCore pid=8) INFO 10-12 08:00:02 [core.py:114] Initializing a V1 LLM engine (v0.32.0) with config: model='/m'\n"
+        b"(Worker_TP0 pid=9) INFO 10-12 08:00:05 [gpu_model_runner.py:5209] Starting to load model /m...\n"
+        b"(Worker_TP0 pid=9) INFO 10-12 08:00:25 [gpu_worker.py:375] Available KV cache memory: 0.20 GiB\n"
+        b"(EngineCore pid=8) ERROR 10-12 08:00:26 [core.py:1165] EngineCore failed to start.\n"
+        b"(EngineCore pid=8) ERROR 10-12 08:00:26 [core.py:1165] Traceback (most recent call last):\n"
+        b'(EngineCore pid=8) ERROR 10-12 08:00:26 [core.py:1165]   File "/v/vllm/v1/core/kv_cache_utils.py", line 9, in check\n'
+        b"(EngineCore pid=8) ERROR 10-12 08:00:26 [core.py:1165] ValueError: No available memory for the cache blocks.\n"
+    )
+    found = diagnose(log)
+    assert found.cause is not None
+    assert (found.cause.code, found.phase) == ("no-memory-for-cache-blocks", "kv-allocation")

@@ -52,6 +52,8 @@ class WatchView:
             self._line(f"  {self.marks.fail} line {event.line}{_at(event.worker)}: a process died", "red")
         elif event.kind == "waiting":
             self._waits.append(event.line)
+        elif event.kind == "note":
+            self._line(f"  {self.marks.note} {event.data['text']}")
 
     def beat(self, beat: Beat) -> None:
         text = beat_line(beat, self.marks)
