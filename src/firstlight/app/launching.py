@@ -1,5 +1,7 @@
 """What `firstlight launch` does: a launch that somebody else has decided on becomes a run like any other."""
 
+import re
+import signal
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -27,19 +29,36 @@ def spec_from(file: str | None, argv: list[str], options: Mapping[str, Any]) -> 
         raise UsageError("launch-what", "name one launch", hint="give a launch.json, or your own command after `--`")
     if file is not None:
         try:
-            return decode(Path(file).read_bytes(), LaunchSpec, origin=file)
+            return checked(decode(Path(file).read_bytes(), LaunchSpec, origin=file))
         except OSError as e:
             raise InputError("not-found", f"{file} cannot be read", evidence=(str(e.strerror),)) from None
     if options.get("port") is None:
         raise UsageError("port-missing", "the port that the command listens at is not known", hint="--port N, the same as the command's")
-    return LaunchSpec(
-        engine=Path(argv[0]).name,
-        argv=argv,
-        host=str(options["bind"]),
-        port=int(options["port"]),
-        health_path=str(options["health_path"]),
-        served_model_name=str(options.get("served_model_name") or ""),
+    return checked(
+        LaunchSpec(
+            engine=Path(argv[0]).name,
+            argv=argv,
+            host=str(options["bind"]),
+            port=int(options["port"]),
+            health_path=str(options["health_path"]),
+            served_model_name=str(options.get("served_model_name") or ""),
+        )
     )
+
+
+def checked(spec: LaunchSpec) -> LaunchSpec:
+    """The launch as it is. Raises UsageError `bad-launch` for what no start could mean."""
+    wrong = [
+        (not 1 <= spec.port <= 65535, f"port {spec.port} is none: 1 to 65535"),
+        (not spec.argv or not spec.argv[0], "the command is empty"),
+        (not re.fullmatch(r"/[!-~]*", spec.health_path), f"{spec.health_path!r} is no path of a URL"),
+        (not re.fullmatch(r"[\w.:%-]+", spec.host), f"{spec.host!r} is no address to listen at"),
+        (not isinstance(getattr(signal, spec.stop_signal, None), signal.Signals), f"{spec.stop_signal!r} is no signal"),
+        (not 0 <= spec.stop_grace_seconds < 1e6, f"{spec.stop_grace_seconds:g} s are no time to end in"),
+    ]
+    if problems := tuple(text for found, text in wrong if found):
+        raise UsageError("bad-launch", "this launch cannot be meant", evidence=problems, hint="firstlight launch --help")
+    return spec
 
 
 def begin(spec: LaunchSpec, options: Mapping[str, Any]) -> Run:
@@ -88,13 +107,21 @@ def _wait(folder: RunFolder, client: SupervisorClient) -> Run:
     status = client.status()
     folder.update(state=RunState.FAILED, reason=status.reason)
     tail = _tail(client)
-    said = [str((client.exit() or {}).get("message"))] if (client.exit() or {}).get("message") else []
+    said = _how_it_ended(client.exit() or {})
     raise EngineError(
         status.reason or "engine-failed",
         f"{folder.run.name!r} ended before it was ready",
         evidence=(*said, *tail),
         hint=f"firstlight diagnose {folder.path.name}",
     )
+
+
+def _how_it_ended(ended: Mapping[str, Any]) -> list[str]:
+    if ended.get("message"):
+        return [str(ended["message"])]
+    if ended.get("signal"):
+        return [f"it was killed by {ended['signal']}{' of the OOM killer' if ended.get('oom_killed') else ''}"]
+    return [] if ended.get("returncode") is None else [f"it ended with exit code {ended['returncode']}"]
 
 
 def _tail(client: SupervisorClient) -> list[str]:

@@ -9,6 +9,7 @@ import sys
 import time
 import urllib.request
 from pathlib import Path
+from typing import Any
 
 import pytest
 from launch_runs import FAKE, Runs, free_port, until, wait_for
@@ -220,6 +221,16 @@ def test_program_that_is_not_there(runs: Runs) -> None:
     failed = until(client, "failed")
     assert failed.data["reason"] == "program-not-found"
     assert client.status().exit["message"].startswith("/no/such/program")  # type: ignore[index]
+
+
+@pytest.mark.parametrize("odd", [{"host": "x" * 70}, {"port": 70000}, {"stop_signal": "default_int_handler"}])
+def test_what_cannot_be_reached_or_sent_does_not_end_the_supervisor(runs: Runs, odd: dict[str, Any]) -> None:
+    client = runs.start({"steps": [{"hang": True}]}, **odd)
+    until(client, "engine-started")
+    wait_for(lambda: client.status().health.get("problem") or "stop_signal" in odd)
+    assert client.status().answering
+    assert (client.stop(grace_seconds=0.1).exit or {})["proof"]["clean"] is True
+    assert not any(e.kind == "supervisor-died" for e in client.past_events())
 
 
 def test_two_supervisors_of_one_run(runs: Runs) -> None:

@@ -69,6 +69,11 @@ def test_down_names_a_stranger_on_the_port_and_a_changed_name_is_said(capsys: py
         (["--", "vllm", "serve"], "port-missing"),
         (["/no/such/launch.json"], "not-found"),
         (["x.json", "--", "y"], "launch-what"),
+        (["--port", "0", "--", "x"], "bad-launch"),
+        (["--port", "70000", "--", "x"], "bad-launch"),
+        (["--port", "1", "--", ""], "bad-launch"),
+        (["--port", "1", "--bind", "a b", "--", "x"], "bad-launch"),
+        (["--port", "1", "--health-path", "health\nX: y", "--", "x"], "bad-launch"),
     ],
 )
 def test_unclear_launches_are_refused(arguments: list[str], code: str, capsys: pytest.CaptureFixture[str]) -> None:

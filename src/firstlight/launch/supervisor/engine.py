@@ -59,7 +59,8 @@ def start(spec: Mapping[str, Any], *, run: str, folder: str, runtime: str, keep_
 
 
 def signal_number(spec: Mapping[str, Any]) -> int:
-    return int(getattr(signal, str(spec.get("stop_signal") or "SIGTERM"), signal.SIGTERM))
+    found = getattr(signal, str(spec.get("stop_signal") or "SIGTERM"), None)
+    return int(found) if isinstance(found, signal.Signals) else int(signal.SIGTERM)
 
 
 def _spawn(spec: Mapping[str, Any], env: dict[str, str], writer: int, cgroup: str | None, death_signal: int | None) -> int:

@@ -49,7 +49,11 @@ class Probe:
         connection = socket.socket(socket.AF_INET6 if ":" in address[0] else socket.AF_INET, socket.SOCK_STREAM)
         connection.setblocking(False)
         self._socket = connection
-        code = connection.connect_ex(address)
+        try:
+            code = connection.connect_ex(address)
+        except (OSError, OverflowError, UnicodeError):  # a name that nobody knows, a port that cannot be: the engine will say so
+            self._finish(None, "unreachable")
+            return
         if code not in (0, errno.EINPROGRESS):
             self._finish(None, _word(code))
             return
