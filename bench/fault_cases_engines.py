@@ -206,7 +206,7 @@ def _core(client: SupervisorClient) -> int:
 
 def _member_died(client: SupervisorClient, pid: int, since: float) -> Result:
     """The death of a child: told by its pidfd; vLLM then ends itself, and the rest is swept."""
-    found = wait(lambda: next((e for e in client.past_events() if e.kind == "member-exited" and e.data["pid"] == pid), None), seconds=10)
+    found = wait(lambda: next((e for e in client.past_events() if e.kind == "member-exited" and e.data["pid"] == pid), None), seconds=60)
     end = until(client, "died", after=since, seconds=90)
     ended = until(client, "ended", after=since, seconds=60)
     how = end.data["signal"] or f"exit {end.data['returncode']}"

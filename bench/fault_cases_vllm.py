@@ -16,6 +16,7 @@ from fault_kit import (
     Result,
     Skip,
     engine_pid,
+    log_has,
     memory_limit,
     named,
     post,
@@ -36,9 +37,13 @@ Rows = list[tuple[str, Result]]
 
 def begin(kit: Kit, phase: str, *, spec: LaunchSpec | None = None, seen: str = TITLES["the engine core"]) -> SupervisorClient:
     """A vLLM that has come to the phase, its processes known to its supervisor. seen: who must be there where it loads."""
-    client = kit.start(spec or kit.vllm())
+    client = kit.start(spec or (compiled(kit) if phase == "compiles" else kit.vllm()))
     if phase == "imports":
         time.sleep(3)
+    elif phase == "compiles":
+        wait(lambda: log_has(client, "Warming up model for the compilation"), seconds=400, what="the compilation")
+        time.sleep(2)
+        assert client.status().state == "starting", "it was ready too soon"
     elif phase == "loads":
         named(client, seen, seconds=300)
         time.sleep(SEEN_SECONDS)
@@ -47,6 +52,13 @@ def begin(kit: Kit, phase: str, *, spec: LaunchSpec | None = None, seen: str = T
         kit.ready(client)
     kit.note(client)
     return client
+
+
+def compiled(kit: Kit) -> LaunchSpec:
+    """Not eager, and with nothing compiled before."""
+    spec = kit.vllm()
+    caches = {"VLLM_CACHE_ROOT": str(kit.root / "vllm-cache"), "TORCHINDUCTOR_CACHE_DIR": str(kit.root / "inductor")}
+    return with_changes(spec, argv=[word for word in spec.argv if word != "--enforce-eager"], env={**spec.env, **caches})
 
 
 def stop_and_go(client: SupervisorClient, pid: int, kinds: tuple[str, str]) -> Result:
@@ -83,8 +95,14 @@ def _member_paused(client: SupervisorClient, pid: int) -> Result:
 def member(what: str, phase: str, kit: Kit) -> Rows:
     client = begin(kit, phase, seen=TITLES[what])
     pid = named(client, TITLES[what])
-    rows = [(f"SIGSTOP of {what} while it loads", _member_paused(client, pid))] if phase == "loads" else []
+    rows = [(f"SIGSTOP of {what} while it {phase}", _member_paused(client, pid))] if phase != "serves" else []
     return [*rows, (f"SIGSEGV of {what} while it {phase}", _member_died(client, pid, strike(pid, "SIGSEGV")))]
+
+
+def member_killed(what: str, kit: Kit) -> Result:
+    client = begin(kit, "compiles")
+    pid = named(client, TITLES[what])
+    return _member_died(client, pid, strike(pid))
 
 
 def supervisor(signal: str, phase: str, kit: Kit) -> Result:
@@ -200,7 +218,10 @@ def row(fault: str, run: Callable[[Kit], Result | Rows]) -> Case:
 
 CASES = [
     *(row(f"SIGSTOP, then SIGSEGV of the API server while it {p}", partial(api_server, p)) for p in ("imports", "loads", "serves")),
-    *(row(f"SIGSTOP, then SIGSEGV of {w} while it loads", partial(member, w, "loads")) for w in TITLES),
+    row("SIGSTOP, then SIGSEGV of the API server while it compiles", partial(api_server, "compiles")),
+    *(row(f"SIGSTOP, then SIGSEGV of {w} while it {p}", partial(member, w, p)) for w in TITLES for p in ("loads", "compiles")),
+    *(row(f"SIGKILL of {w} while it compiles", partial(member_killed, w)) for w in TITLES),
+    row("SIGKILL of the supervisor while vLLM compiles", partial(supervisor, "SIGKILL", "compiles")),
     *(row(f"SIGSEGV of {w} while it serves", partial(member, w, "serves")) for w in TITLES),
     *(
         row(f"{s} of the supervisor while vLLM {p}", partial(supervisor, s, p))
