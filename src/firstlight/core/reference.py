@@ -12,7 +12,7 @@ class ReferenceRow(Struct, frozen=True, kw_only=True):
 
 
 class Reference(Struct, frozen=True, kw_only=True):
-    """taken: seconds since the epoch. rows: one a prompt, in order. tokens_digest: of the prompts' token ids; None: they could not be had."""
+    """taken: seconds since the epoch. rows: one a prompt, in order. tokens_digest: of the prompts' token ids; None: not to be had."""
 
     model: str
     taken: float
