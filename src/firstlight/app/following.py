@@ -1,6 +1,9 @@
 """Following a run that somebody else started: the same events, the same board, nothing changed by looking."""
 
 import asyncio
+from typing import TypeVar
+
+import msgspec
 
 from firstlight.app.consent import Consent
 from firstlight.app.emitter import Emitter
@@ -10,13 +13,14 @@ from firstlight.app.session import Session, UpOptions
 from firstlight.app.stages import watching
 from firstlight.app.stages.failing import EngineFailed
 from firstlight.app.store import RunFolder, RunStore
-from firstlight.core.errors import Exit, FirstlightError, UsageError
+from firstlight.core.errors import Exit, FirstlightError, HostError, InputError, UsageError
 from firstlight.core.intent import Intent
 from firstlight.core.run import TERMINAL, LaunchSpec
 from firstlight.launch.client import SupervisorClient
 from firstlight.probe.hosts import open_host
 
 LOOK_SECONDS = 0.2
+T = TypeVar("T", bound=msgspec.Struct)
 
 
 def refuse_over(folder: RunFolder) -> None:
@@ -28,8 +32,28 @@ def refuse_over(folder: RunFolder) -> None:
         raise UsageError("run-is-over", f"{now.name!r} does not run any more", evidence=(why,), hint=hint)
 
 
-async def follow(folder: RunFolder, *, from_byte: int = 0) -> int:
-    """Until the run is ready (0) or over (raises EngineFailed); from one attempt to the next where an `up` is healing it."""
+def life(client: SupervisorClient) -> tuple[int, int]:
+    """(byte of the supervisor's events, byte of the log) where the engine's present life begins, or the next one that is awaited."""
+    begun = [e for e in client.past_events() if e.kind in ("engine-started", "engine-adopted", "restarting", "stopping")]
+    if not begun:
+        return 0, 0
+    offset = begun[-1].data.get("log_offset")
+    return begun[-1].byte, offset if isinstance(offset, int) else end_of_log(client)
+
+
+def end_of_log(client: SupervisorClient) -> int:
+    try:
+        found = client.host.stat(f"{client.folder}/engine.log")
+    except HostError:
+        return 0
+    return found.size if found is not None else 0
+
+
+async def follow(folder: RunFolder, *, since: tuple[int, int] | None = None) -> int:
+    """Until the run is ready (0) or over (raises EngineFailed); from one attempt to the next where an `up` is healing it.
+
+    since: bytes of events and log as of `life`, which says where to begin when they are not given.
+    """
     session = _session(folder)
     progress = choose_progress("human", f"firstlight attach {session.name}", ["watch"])
     session.emitter.listeners.append(progress)
@@ -37,7 +61,7 @@ async def follow(folder: RunFolder, *, from_byte: int = 0) -> int:
     with progress:
         session.emitter.emit("stage-started")
         try:
-            summary = await _follow(session, folder, from_byte)
+            summary = await _follow(session, folder, since)
         except (FirstlightError, asyncio.CancelledError) as e:
             session.emitter.emit("stage-failed", summary=str(e) or "interrupted")
             raise
@@ -45,17 +69,18 @@ async def follow(folder: RunFolder, *, from_byte: int = 0) -> int:
     return Exit.OK
 
 
-async def _follow(session: Session, folder: RunFolder, from_byte: int) -> str:
+async def _follow(session: Session, folder: RunFolder, since: tuple[int, int] | None) -> str:
     while True:
         await _launched(session, folder)
+        began = await asyncio.to_thread(life, session.supervisor) if since is None else since
         try:
-            return await watching.watch(session, from_byte=from_byte, mine=False)
+            return await watching.watch(session, from_byte=began[0], log_from=began[1], mine=False)
         except EngineFailed as e:
             if not await _next_attempt(session, folder):
                 raise
             session.emitter.emit("say", text=f"attempt {session.attempt} failed: {e.code}: {e.message}; following the next one")
             _renew(session, folder)
-            from_byte = 0
+            since = None
 
 
 async def _launched(session: Session, folder: RunFolder) -> None:
@@ -93,8 +118,16 @@ def _renew(session: Session, folder: RunFolder) -> None:
     """The session looks at the attempt that the run is at now."""
     run = folder.run
     session.attempt, session.endpoint = run.attempt, run.endpoint
-    session.launch = folder.try_load(LaunchSpec, "launch.json")
+    session.launch = _readable(folder, LaunchSpec, "launch.json")
     session.supervisor = SupervisorClient(session.host, folder.attempt_there)
+
+
+def _readable(folder: RunFolder, kind: type[T], name: str) -> T | None:
+    """What is not there or damaged is not needed to look on."""
+    try:
+        return folder.try_load(kind, name)
+    except InputError:
+        return None
 
 
 def _session(folder: RunFolder) -> Session:
@@ -102,7 +135,7 @@ def _session(folder: RunFolder) -> Session:
     run = folder.run
     host = open_host(run.host)
     session = Session(
-        intent=folder.try_load(Intent, "intent.json") or Intent(model=run.model),  # `launch` plans nothing
+        intent=_readable(folder, Intent, "intent.json") or Intent(model=run.model),  # `launch` plans nothing
         options=UpOptions(),
         host=host,
         adapters=[],

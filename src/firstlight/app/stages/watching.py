@@ -34,8 +34,8 @@ STATES = {
 class LogTail:
     """Reads what the log has gained since the last look; a rotated log is read again from its beginning."""
 
-    def __init__(self, session: Session, path: str) -> None:
-        self.host, self.path, self.position = session.host, path, 0
+    def __init__(self, session: Session, path: str, position: int = 0) -> None:
+        self.host, self.path, self.position = session.host, path, position
 
     def read(self) -> bytes:
         try:
@@ -53,8 +53,10 @@ class LogTail:
         return data
 
 
-async def watch(session: Session, *, from_byte: int = 0, mine: bool = True) -> str:
+async def watch(session: Session, *, from_byte: int = 0, log_from: int = 0, mine: bool = True) -> str:
     """Waits on the supervisor's events from `from_byte` on; the log's lines become events of the run meanwhile. Raises EngineFailed.
+
+    log_from: the byte of the log where this life of the engine begins.
 
     mine: the run may be ended here, where its port went to a stranger; who only looks on waits for what its owner does.
     """
@@ -63,7 +65,7 @@ async def watch(session: Session, *, from_byte: int = 0, mine: bool = True) -> s
     follower = make_follower(session)
     beats = Beats(follower)
     try:
-        return await _watch(session, LogTail(session, session.log_there), follower, beats, from_byte=from_byte, mine=mine)
+        return await _watch(session, LogTail(session, session.log_there, log_from), follower, beats, from_byte=from_byte, mine=mine)
     finally:
         beats.close()
         close_records(session)
