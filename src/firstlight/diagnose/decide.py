@@ -4,7 +4,7 @@ from msgspec import Struct
 
 from firstlight.catalog.milestones import RANK
 from firstlight.catalog.rules import Rule
-from firstlight.diagnose.log import ENDED, LogReader, Match, Seen
+from firstlight.diagnose.log import ALIVE_LINES, ENDED, LogReader, Match, Seen
 from firstlight.diagnose.units import Unit, level_of
 
 _ROLE_ORDER = {"cause": 0, "consequence": 1, "symptom": 2, "hint": 3, "wrapper": 4}
@@ -78,6 +78,8 @@ def decide(reader: LogReader, exit_status: int | None) -> Decision:
     deadly = [j for j in live if _deadly(j, reader)]
     late = [j for j in judged if not j.handled and j not in live] if reader.died and not deadly else []
     deadly = deadly or [j for j in late if _deadly(j, reader)]
+    if exit_status is None and _survived(deadly, judged, reader):
+        deadly = []
     outcome = _outcome(reader, deadly, exit_status)
     if outcome not in ("failed", "serving-failed"):
         return Decision(outcome=outcome, first=_waiting(reader, live) if outcome == "incomplete" else None, others=_noted(judged, None))
@@ -103,6 +105,18 @@ def _deadly(j: Judged, reader: LogReader) -> bool:
     if unit.kind != "exception" or unit.logged not in _LOUD or (_in_thread(unit) and not reader.died):
         return False
     return reader.ready_line is None or (level_of(unit.worker) < 2 and bool(_deaths_after(reader, reader.ready_line)))
+
+
+def _survived(deadly: list[Judged], judged: list[Judged], reader: LogReader) -> bool:
+    """Whether every error is followed by the same process's everyday lines, and nothing says that anything ended."""
+    if reader.died or _torn(reader) or any(j.role in ("wrapper", "consequence") for j in judged):
+        return False
+    return bool(deadly) and all(_goes_on(j.seen.unit, reader) for j in deadly)
+
+
+def _goes_on(unit: Unit, reader: LogReader) -> bool:
+    lines = reader.alive.get(unit.worker, ())
+    return len(lines) >= ALIVE_LINES and lines[-ALIVE_LINES] > unit.last_line
 
 
 def _general(j: Judged) -> bool:

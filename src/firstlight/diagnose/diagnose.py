@@ -8,7 +8,7 @@ from firstlight.catalog.rules import Rule, version_within
 from firstlight.core.diagnosis import Cause, Diagnosis, Evidence, Remedy, Safety, Unknown
 from firstlight.diagnose.decide import Decision, Judged, decide
 from firstlight.diagnose.exits import by_exit, first_error
-from firstlight.diagnose.log import LogReader, read
+from firstlight.diagnose.log import VAGUE, LogReader, read
 from firstlight.diagnose.remedies import remedies_of
 from firstlight.diagnose.units import Unit, template
 
@@ -62,7 +62,8 @@ def _cause(
 ) -> tuple[Cause | None, list[Remedy], Unknown | None]:
     first = decision.first
     if first is not None and first.rule is not None:
-        return _named(first, first.rule, facts)
+        cause, remedies, _ = _named(first, first.rule, facts)
+        return cause, remedies, _unknown(first.seen.unit, reader.rules) if first.rule.priority <= VAGUE else None
     if first is not None:
         return None, [_report()], _unknown(first.seen.unit, reader.rules)
     if decision.outcome not in ("failed", "serving-failed"):

@@ -10,7 +10,7 @@ from firstlight.catalog.milestones import RANK, Field, Milestones, load_mileston
 from firstlight.catalog.rules import Gate, Rule, builtin_rules, version_within
 from firstlight.catalog.texts import place_of_text
 from firstlight.core.diagnosis import Benign
-from firstlight.diagnose.place import place_of_frames, place_of_type
+from firstlight.diagnose.place import place_of_frames, place_of_process, place_of_type
 from firstlight.diagnose.remedies import value_of
 from firstlight.diagnose.units import LAST, Collector, Unit, essence, is_repr, level_of, template, typed_message
 from firstlight.engines.lines import Line, Splitter, parse
@@ -24,6 +24,9 @@ VAGUE = -15  # rules of this priority and below name no part of the engine: of a
 ENDED = frozenset({"failed", "stopping", "stopped"})
 _QUIET = frozenset({"INFO", "DEBUG", "WARNING"})
 _LOUD = frozenset({"ERROR", "CRITICAL"})
+_ROUTINE = frozenset({"INFO", "DEBUG"})
+ALIVE_LINES = 3  # routine lines of a process behind its error, from which on it is taken to have gone on
+_ENDING = re.compile(r"(?i)shut|stop|terminat|kill|exit|abort|destroy|clean|clos|fail|error|dead|died|finished|disconnect")
 _TROUBLE = re.compile(  # in lower case; no alternative begins with an assertion, so that most characters are passed over at once
     r"error|fail|fatal|cannot|can't|could ?n.t|could not|unable|kill|abort|denied|not found|no such|warn|exception|out of memory|oom"
     r"|no space|invalid|unrecognized|unsupported|not supported|in use|terminat|timed out|timeout|too (?:many|old|small)|died|refused"
@@ -94,6 +97,8 @@ class LogReader:
         self.frame_texts: list[str] = []
         self.last_lines: list[tuple[int, str, str | None]] = []
         self.benign: dict[str, tuple[int, list[int]]] = {}
+        self.alive: dict[str | None, list[int]] = {}
+        self.troubled = False
         self._indent: int | None = None
         self._held: list[tuple[int, str]] = []
         self._index: dict[tuple[str, str], Seen] = {}
@@ -177,6 +182,8 @@ class LogReader:
         ):
             return
         quiet = (line.level in _QUIET or (line.level is None and text.startswith(_MILD))) and not text.startswith("Traceback")
+        if self.troubled and line.level in _ROUTINE and len(self.alive) < WORKERS_KEPT and not _ENDING.search(text):
+            self.alive[line.worker] = [*self.alive.get(line.worker, ())[-(ALIVE_LINES - 1) :], line.number]
         if self._milestone(line) or quiet:
             if quiet:
                 self._quiet(line)
@@ -184,6 +191,7 @@ class LogReader:
         if text.startswith(("Traceback", '  File "')) if line.level is None else line.level in _LOUD and _FRAME.match(text):
             self.frame_line = line.number
             self.frame_texts = [*self.frame_texts[-5:], text]
+        self.troubled = self.troubled or line.level in _LOUD or text.startswith("Traceback")
         for unit in self._collector.feed(line):
             self._unit(unit)
         if text.strip() and not _FRAME.match(text):
@@ -302,7 +310,7 @@ class LogReader:
         """Where the exception was raised: by its frames, else by its message, which is looked up in the engine's texts a few times only."""
         if unit.kind != "exception":
             return
-        unit.place = place_of_frames(unit.frames) or self._place_of_text(unit.text) or place_of_type(unit.text)
+        unit.place = place_of_frames(unit.frames) or self._place_of_text(unit.text) or place_of_type(unit.text) or place_of_process(unit)
 
     def _place_of_text(self, text: str) -> str | None:
         if self.lookups >= LOOKUPS or self.engine not in (None, "vllm"):

@@ -3,6 +3,8 @@
 import re
 from collections.abc import Sequence
 
+from firstlight.diagnose.units import Unit
+
 _FRAME = re.compile(r'File "(?P<path>[^"]+)", line \d+(?:, in (?P<function>\S+))?')
 _SITE = re.compile(r".*/(?:site|dist)-packages/(?P<path>.+)")
 _ENGINE = re.compile(
@@ -40,6 +42,29 @@ def place_of_frames(frames: Sequence[str]) -> str | None:
             return None
         inner = _SITE.match(m["path"]) or _ENGINE.match(m["path"])
         return f"{inner['path'] if inner else m['path']}:{m['function'] or ''}"
+    return None
+
+
+_OWN_TYPES = frozenset(
+    {
+        "AssertionError",
+        "AttributeError",
+        "IndexError",
+        "KeyError",
+        "RecursionError",
+        "StopIteration",
+        "TypeError",
+        "UnboundLocalError",
+        "ZeroDivisionError",
+    }
+)
+_LOOPS = re.compile(r"(?:core|multiproc_executor|uniproc_executor|async_llm|engine|multiproc_worker_utils|worker_base|patch_core)\.py:")
+
+
+def place_of_process(unit: Unit) -> str | None:
+    """The engine itself, where its loop logged an exception without frames, of a kind that says that code is wrong, and not a setting."""
+    if not unit.frames and unit.type in _OWN_TYPES and _LOOPS.match(unit.source or ""):
+        return "vllm/engine/:"
     return None
 
 

@@ -296,3 +296,38 @@ def test_an_engine_cores_error_is_in_the_phase_that_its_workers_are_in() -> None
     found = diagnose(log)
     assert found.cause is not None
     assert (found.cause.code, found.phase) == ("no-memory-for-cache-blocks", "kv-allocation")
+
+
+WARNED = b"""(Worker_TP0 pid=9) INFO 10-12 08:00:05 [gpu_model_runner.py:5209] Starting to load model /m...
+(Worker_TP0 pid=9) ERROR 10-12 08:00:06 [x.py:7] Traceback (most recent call last):
+(Worker_TP0 pid=9) ERROR 10-12 08:00:06 [x.py:7]   File "/v/kestrel/tuner.py", line 9, in tune
+(Worker_TP0 pid=9) ERROR 10-12 08:00:06 [x.py:7] RuntimeError: kestrel cannot tune this
+"""
+ROUTINE = b"".join(b"(Worker_TP0 pid=9) INFO 10-12 08:00:0%d [y.py:3] reading part %d of the table\n" % (i, i) for i in range(6, 9))
+
+
+def test_an_error_that_the_same_process_goes_on_after_is_no_failure() -> None:
+    assert diagnose(WARNED + ROUTINE).outcome == "incomplete"
+
+
+@pytest.mark.parametrize(
+    "after",
+    [
+        b"",
+        b"(Worker_TP1 pid=10) INFO 10-12 08:00:09 [y.py:3] reading part 1 of the table\n" * 4,
+        b"(Worker_TP0 pid=9) INFO 10-12 08:00:09 [y.py:3] Shutting down the kestrel\n" * 4,
+        ROUTINE + b"(APIServer pid=1) RuntimeError: Engine core initialization failed. See root cause above. Failed core proc(s): {}\n",
+    ],
+)
+def test_an_error_stays_one_where_another_process_goes_on_or_the_end_is_told(after: bytes) -> None:
+    assert diagnose(WARNED + after).outcome == "failed"
+
+
+def test_an_exception_of_the_engines_loop_without_frames_names_the_engine_and_stays_unknown() -> None:
+    found = diagnose(
+        b"(EngineCore pid=8) ERROR 10-12 08:00:26 [core.py:1165] AssertionError\n" + b"EngineDeadError: EngineCore encountered an issue.\n"
+    )
+    assert found.cause is not None
+    assert (found.cause.code, found.cause.confidence) == ("engine-check-failed", 0.5)
+    assert found.unknown is not None
+    assert found.unknown.first_exception is not None
