@@ -251,3 +251,21 @@ def test_an_ignored_refusal_of_the_plan_goes_on(firstlight: Firstlight, llama_fo
     assert "max-model-len-too-large" in refused.stderr
     went_on = firstlight(*up(llama_folder, *asked, "--ignore", "max-model-len-too-large"))
     assert went_on.returncode == 0, went_on.stderr
+
+
+def test_a_start_that_fails_for_want_of_a_yes_names_it_and_a_yes_to_nothing_is_said(firstlight: Firstlight, llama_folder: Path) -> None:
+    taken = (
+        "(EngineCore pid=2) ERROR 11-30 10:00:00 [core.py:1] ValueError: Free memory on device cuda:0 (5.0/24.0 GiB) on startup is less than "
+        "desired GPU memory utilization (0.9, 21.6 GiB). Decrease GPU memory utilization or reduce GPU memory used by other processes."
+    )
+    occupied = script(json.dumps({"steps": [{"log": taken}, {"exit": 1}]}))
+    words = up(llama_folder, "--rehearse", "never", "--skip", "verify", "--skip", "bench")
+    refused = firstlight(*words, "--allow", "gpu-memory", env=occupied)
+    assert refused.returncode == 5, refused.stderr
+    assert "firstlight up … --allow gpu-memory-utilization" in refused.stderr
+    assert "--allow gpu-memory: no question of this start has that name" in refused.stderr
+    story = run_folder(firstlight.runs()[0]) / "story.md"
+    assert "needs a yes: --allow gpu-memory-utilization" in story.read_text()
+    tried = firstlight(*words, "--allow", "gpu-memory-utilization", env=occupied)
+    assert "changed gpu_memory_utilization = 0.2" in tried.stderr
+    assert firstlight.runs()[0]["attempt"] == 2

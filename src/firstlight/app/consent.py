@@ -13,6 +13,7 @@ class Consent:
     def __init__(self, *, yes: bool = False, allowed: frozenset[str] = frozenset()) -> None:
         self.yes = yes
         self.allowed = allowed
+        self.asked: set[str] = set()
 
     def require(self, name: str, question: str, *, evidence: tuple[str, ...] = ()) -> None:
         """Returns when the answer is yes. Raises ConsentError (exit 8), which names the flag."""
@@ -22,6 +23,7 @@ class Consent:
             )
 
     def given(self, name: str, question: str, *, evidence: tuple[str, ...] = ()) -> bool:
+        self.asked.add(name)
         if self.yes or name in self.allowed:
             return True
         if not (sys.stdin.isatty() and sys.stderr.isatty()):

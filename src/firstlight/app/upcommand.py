@@ -16,12 +16,13 @@ from firstlight.app.emitter import Emitter
 from firstlight.app.keys import generated_key, key_path
 from firstlight.app.naming import run_name
 from firstlight.app.notifying import NotifyProgress
+from firstlight.app.output import say
 from firstlight.app.plan_options import Planning
 from firstlight.app.progress import JsonLines, LiveProgress, PlainProgress, choose_progress
 from firstlight.app.session import Session, UpOptions
 from firstlight.app.store import RunStore
 from firstlight.app.up import up
-from firstlight.core.errors import Exit, HostError, UsageError
+from firstlight.core.errors import Exit, FirstlightError, HostError, UsageError
 from firstlight.core.intent import Intent
 from firstlight.core.saved import SavedPlan
 from firstlight.deploy.notify import Notifier
@@ -38,10 +39,21 @@ def run_up(model: str | None, output: str, options: dict[str, Any], planning: Pl
     session.emitter.listeners.append(progress)
     if session.options.foreground:
         session.emitter.listeners.append(NotifyProgress(Notifier.from_environment(os.environ, os.getpid()), session.name, stages))
-    code = asyncio.run(_guarded(session, progress))
+    try:
+        code = asyncio.run(_guarded(session, progress))
+    except FirstlightError:
+        _tell_unasked(session, options.get("allow") or ())
+        raise
     if code is Exit.OK:
         _last_word(session, output)
     return code
+
+
+def _tell_unasked(session: Session, allowed: Sequence[str]) -> None:
+    """A start that failed, and a yes to what was never asked: maybe a name that was meant otherwise."""
+    for name in sorted(set(allowed) - session.consent.asked):
+        asked = f"; what was asked: {', '.join(sorted(session.consent.asked))}" if session.consent.asked else ""
+        say(f"--allow {name}: no question of this start has that name{asked}")
 
 
 def make_session(options: dict[str, Any], planning: Planning) -> Session:
