@@ -255,8 +255,8 @@ def test_an_ignored_refusal_of_the_plan_goes_on(firstlight: Firstlight, llama_fo
 
 def test_a_start_that_fails_for_want_of_a_yes_names_it_and_a_yes_to_nothing_is_said(firstlight: Firstlight, llama_folder: Path) -> None:
     taken = (
-        "(EngineCore pid=2) ERROR 11-30 10:00:00 [core.py:1] ValueError: Free memory on device cuda:0 (5.0/24.0 GiB) on startup is less than "
-        "desired GPU memory utilization (0.9, 21.6 GiB). Decrease GPU memory utilization or reduce GPU memory used by other processes."
+        "(EngineCore pid=2) ERROR 11-30 10:00:00 [core.py:1] ValueError: Free memory on device cuda:0 (5.0/24.0 GiB) on startup is less "
+        "than desired GPU memory utilization (0.9, 21.6 GiB). Decrease GPU memory utilization or reduce GPU memory used by other processes."
     )
     occupied = script(json.dumps({"steps": [{"log": taken}, {"exit": 1}]}))
     words = up(llama_folder, "--rehearse", "never", "--skip", "verify", "--skip", "bench")
