@@ -12,6 +12,7 @@ import msgspec
 from firstlight.app.session import Session
 from firstlight.app.stages import start as starting
 from firstlight.app.stages.failing import EngineFailed
+from firstlight.app.stages.hearing import through_cuts
 from firstlight.app.stages.ports import rehearsal_port
 from firstlight.app.whole import whole
 from firstlight.core.answer import RehearsalReport
@@ -33,6 +34,7 @@ from firstlight.watch.state import EngineLog
 LOOK_SECONDS = 0.2
 ANSWER_SECONDS = 120.0
 DEATH_SECONDS = 10.0
+GRACE_ELSEWHERE_SECONDS = 30.0  # for a connection that was cut to come back; a killed rehearsal ends there after it
 PORT_TAKEN = "port-in-use"
 PORT_TRIES = 4
 INCONCLUSIVE = frozenset({"supervisor-killed", "rehearsal-too-slow", "rehearsal-unsupported"})
@@ -151,7 +153,8 @@ def observer(host: Host, folder: str, *, version: str | None, diagnoses: list[Di
             return Observation(ready=False, seconds=0.0, log=b"", refusal="interrupted")
         count += 1
         path = posixpath.join(folder, "rehearsal", str(count))
-        client = start(host, folder=path, spec=spec, options=Options(held=True), run=f"{posixpath.basename(folder)}-rehearsal-{count}")
+        options = Options(held=True, hold_grace_seconds=0.0 if host.is_local else GRACE_ELSEWHERE_SECONDS)
+        client = start(host, folder=path, spec=spec, options=options, run=f"{posixpath.basename(folder)}-rehearsal-{count}")
         try:
             return _watch(client, spec, patience, version, diagnoses, stop)
         finally:
@@ -197,7 +200,7 @@ def _events(client: SupervisorClient) -> "queue.Queue[SupervisorEvent | None]":
     found: queue.Queue[SupervisorEvent | None] = queue.Queue()
 
     def follow() -> None:
-        for event in client.events(hold=True):
+        for event in through_cuts(client, hold=True):
             found.put(event)
         found.put(None)
 

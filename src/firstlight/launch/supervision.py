@@ -35,6 +35,7 @@ class Options(Struct, frozen=True, kw_only=True):
     before_restart: argv that is asked for the cause of a death: prints a JSON object whose `restart` false keeps the engine down.
     tee: the log also on the supervisor's stdout.
     held: the run ends when no client holds it any more, or none does within 15 s (a rehearsal whose `up` was killed).
+    hold_grace_seconds: how long a held run waits for the next holder: a connection that was cut comes back, on one machine none is cut.
     head_start: files that are read into the page cache while the engine imports.
     on_supervisor_death: `stop` (the engine gets its stop signal from the kernel) or `keep` (the next command adopts it).
     """
@@ -48,6 +49,7 @@ class Options(Struct, frozen=True, kw_only=True):
     log_keep: int = 3
     tee: bool = False
     held: bool = False
+    hold_grace_seconds: float = 0.0
     head_start: HeadStart | None = None
 
 

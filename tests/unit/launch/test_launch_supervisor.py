@@ -566,6 +566,22 @@ def test_a_held_run_ends_with_its_holder(runs: Runs) -> None:
     assert client.status().reason == "stopped"
 
 
+def test_a_held_run_waits_for_a_holder_that_was_cut_off(runs: Runs) -> None:
+    client = runs.start("ready", options=Options(held=True, hold_grace_seconds=4.0))
+    hold = b'{"op": "events", "from_byte": 0, "hold": true}\n'
+    first = client.host.connect(str(client.status().socket))
+    first.send(hold)
+    until(client, "ready")
+    first.close()
+    again = client.host.connect(str(client.status().socket))
+    again.send(hold)
+    assert again.receive()
+    time.sleep(5.0)
+    assert client.status().state == "ready"
+    again.close()
+    assert until(client, "ended").data["clean"] is True
+
+
 def test_an_engine_that_crashes_writes_no_core_dump(runs: Runs) -> None:
     client = runs.start("plain")
     until(client, "ready")

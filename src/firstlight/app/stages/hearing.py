@@ -32,15 +32,15 @@ def supervisor_events(session: Session, from_byte: int = 0) -> "asyncio.Queue[An
     return queue
 
 
-def through_cuts(client: Any, from_byte: int) -> Iterator[Any]:
+def through_cuts(client: Any, from_byte: int = 0, *, hold: bool = False) -> Iterator[Any]:
     """Every event of the supervisor once; a connection that is lost is made again, and reading goes on from the right byte.
 
-    Ends when the supervisor is gone, or its host cannot be reached for ten minutes.
+    hold: as of `SupervisorClient.events`. Ends when the supervisor is gone, or its host cannot be reached for ten minutes.
     """
     byte, seen, last = from_byte, False, time.monotonic()
     while True:
         try:
-            for event in client.events(byte):
+            for event in client.events(byte, hold=hold):
                 if event.kind == "supervisor-died":
                     return  # what follows is the guardian's
                 byte, last, seen = event.byte, time.monotonic(), event.kind == "ended"

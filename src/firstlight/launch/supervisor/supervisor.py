@@ -45,7 +45,7 @@ class Supervisor:
         self.children = Children(self.run_id)
         self.policy = RestartPolicy(self.options.get("restart") or {})
         self.runtime = engines.runtime_folder(folder)
-        self.control = Control(self.loop.selector, [folder, self.runtime], Requests(self).answer, self._released)
+        self.control = Control(self.loop.selector, [folder, self.runtime], Requests(self).answer, self._let_go)
         self.log = self._make_log()
         self.health = Health(self)
         self.keeper = Keeper(self)
@@ -89,15 +89,23 @@ class Supervisor:
         self.loop.start("keep", self.keeper.task())
         self._begin()
         if self.options.get("held"):
-            self.loop.start("held", self._expect_holder())
+            self.loop.start("held", self._expect_holder(HOLDER_SECONDS))
         self.loop.run()
         self.control.close()
         self.events.flush()
         return 5 if self.state == "failed" else 0
 
-    def _expect_holder(self) -> Task:
-        yield HOLDER_SECONDS
+    def _expect_holder(self, seconds: float) -> Task:
+        yield seconds
         if not any(c.holds for c in self.control.clients):
+            self._released()
+
+    def _let_go(self) -> None:
+        """Nobody holds the run now."""
+        grace = float(self.options.get("hold_grace_seconds") or 0.0)
+        if grace > 0:
+            self.loop.start("held", self._expect_holder(grace))
+        else:
             self._released()
 
     def _released(self) -> None:
