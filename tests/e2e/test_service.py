@@ -220,6 +220,29 @@ def test_no_worker_stays_whoever_is_killed(served: Served) -> None:
         assert [pid for pid in members if f"\n{pid:>7} " in listed] == [], listed
 
 
+def test_a_hangup_ends_nothing(served: Served) -> None:
+    """Whoever rotates logs may send it; systemd would call the death of it a success, and start nothing."""
+    wait_for(served.active, 300)
+    pid, record = served.state()["MainPID"], served.supervisor()
+    for whom in (pid, record["supervisor"]["pid"], record["guardian"]["pid"]):
+        served.kill(whom, "HUP")
+    time.sleep(2)
+    assert (served.active(), served.state()["MainPID"], served.supervisor()["engine"]) == (True, pid, record["engine"])
+    assert served.answers()
+
+
+def test_the_guardian_s_death_costs_nothing_and_leaves_nothing(served: Served) -> None:
+    """The main process still hears of the supervisor, and systemd still has all of them."""
+    wait_for(served.active, 300)
+    pid, former, record = served.state()["MainPID"], served.runs()[-1], served.supervisor()
+    served.kill(record["guardian"]["pid"], "KILL")
+    time.sleep(2)
+    assert (served.active(), served.state()["MainPID"], served.answers()) == (True, pid, True)
+    served.kill(record["supervisor"]["pid"], "KILL")
+    wait_for(lambda: served.runs()[-1] != former and served.active(), 300)
+    assert f"\n{record['engine']['pid']:>7} " not in served.processes()
+
+
 def test_down_does_not_say_stopped_of_what_the_unit_starts_again(served: Served) -> None:
     wait_for(served.active, 300)
     former = served.runs()[-1]
@@ -477,6 +500,18 @@ def test_uninstalled_while_it_restarts_it_stays_away(served: Served) -> None:
     assert "not-verified" in refused, "the newest run of the name is the one that was interrupted"
     assert f"service install {verified} takes" in refused
     assert "is active" in served.cli(*(verified if w == "tiny" else w for w in WORDS), "--name", "tiny")
+
+
+def test_a_unit_whose_file_somebody_removed_is_stopped_and_forgotten(served: Served) -> None:
+    served.restart()
+    wait_for(served.active, 300)
+    verified = served.latest("run.json")["id"]
+    served.machine.path(f"/etc/systemd/system/{UNIT}").unlink()
+    assert "is removed" in served.cli("service", "uninstall", "tiny")
+    assert "fake_engine" not in served.processes()
+    assert served.machine.run("ls", "/etc/systemd/system/multi-user.target.wants").stdout.split() == []
+    for _ in range(3):  # each is stopped and started again
+        assert "is active" in served.cli(*(verified if w == "tiny" else w for w in WORDS), "--name", "tiny")
 
 
 def test_uninstall_leaves_nothing(served: Served) -> None:

@@ -64,7 +64,8 @@ class ServiceRun:
         self.session.emitter.listeners += [self.progress, PlainProgress(Board(f"service {self.record.name}", names))]
 
     async def guarded(self) -> int:
-        """SIGTERM and SIGINT end engine and workers in order."""
+        """SIGTERM and SIGINT end engine and workers in order. SIGHUP ends nothing: systemd would call that a success, and start nothing."""
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
         task = asyncio.ensure_future(self._serve())
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):

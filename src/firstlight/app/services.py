@@ -4,7 +4,7 @@ import fcntl
 import os
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -40,6 +40,14 @@ class ServiceRecord(Struct, frozen=True, kw_only=True):
     ready_seconds: float | None = None
     watchdog_seconds: float = 180.0
     backoff: bool = False
+
+
+def plain_name(asked: str) -> str:
+    """What unit and folder are called. Raises UsageError `name-says-nothing`: without a letter it would be the name of another."""
+    if not re.search("[a-z0-9]", asked.lower()):
+        message = f"{asked!r} is no name for a unit"
+        raise UsageError("name-says-nothing", message, hint="small letters, digits, dots and dashes; at least one letter or digit")
+    return slug(asked)
 
 
 def services_folder(scope: str) -> Path:
@@ -91,8 +99,8 @@ def _folders(root: Path) -> list[Path]:
 
 def find_service(name: str, scope: str | None) -> tuple[str, Path]:
     """Raises UsageError `service-not-found`, `service-ambiguous`."""
-    known = installed_services()
-    found = [(s, p) for s, p in known if p.name == slug(name) and scope in (None, s)]
+    known, plain = installed_services(), plain_name(name)
+    found = [(s, p) for s, p in known if p.name == plain and scope in (None, s)]
     if len(found) == 1:
         return found[0]
     if found:
@@ -122,12 +130,24 @@ def refuse_kept_up(run: Run) -> None:
 
 
 @contextmanager
-def replacing(target: Path) -> Iterator[None]:
-    """What the service was made of before comes back when the block fails: a full disk, a unit that systemd refuses."""
-    former = target.with_name(f".{target.name}.former")
-    shutil.rmtree(former, ignore_errors=True)
+def replacing(target: Path, fill: Callable[[Path], None]) -> Iterator[None]:
+    """`fill` writes a folder beside the former one, then it takes its place: whatever kills us, one of both is there, and whole.
+
+    What was there before comes back when the block fails: a full disk, a unit that systemd refuses.
+    """
+    fresh, former = (target.with_name(f".{target.name}.{word}") for word in ("new", "former"))
+    if former.exists() and not target.exists():
+        former.rename(target)
+    for left in (fresh, former):
+        shutil.rmtree(left, ignore_errors=True)
+    try:
+        fill(fresh)
+    except BaseException:
+        shutil.rmtree(fresh, ignore_errors=True)
+        raise
     if target.exists():
         target.rename(former)
+    fresh.rename(target)
     try:
         yield
     except BaseException:

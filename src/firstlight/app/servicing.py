@@ -162,10 +162,13 @@ def install(wanted: Wanted, consent: Consent, say: Callable[[str], None]) -> Uni
         if wanted.scope == "user":
             require_linger(consent, wanted.ignore)
         make_way(deployment, run, folder, systemd, consent, say)
-        with replacing(target):
-            copy_structs(folder, target)
-            write_record(target, _record(deployment, run, folder, wanted, version))
-            hand_over(target, deployment.uid, deployment.gid)
+
+        def fill(fresh: Path) -> None:
+            copy_structs(folder, fresh)
+            write_record(fresh, _record(deployment, run, folder, wanted, version))
+            hand_over(fresh, deployment.uid, deployment.gid)
+
+        with replacing(target, fill):
             systemd.install(deployment.name, text)
         if systemd.state(unit).active == "failed":
             systemd.call("reset-failed", unit)

@@ -7,18 +7,19 @@ from msgspec import Struct
 
 from firstlight.core.errors import Exit, FirstlightError, HostError
 from firstlight.core.ports import Host
-from firstlight.deploy.unit import unit_name
+from firstlight.deploy.unit import unit_name, wanted_by
 
 SYSTEM_FOLDER = "/etc/systemd/system"
 ACTION_SECONDS = 120.0
 STOP_SECONDS = 900.0  # a stop waits for the unit's own time limit
 OWN_FIRST_LINE = "# Written by `firstlight service install`"
-_FIELDS = ("ActiveState", "SubState", "StatusText", "MainPID", "NRestarts", "Result", "ExecMainStatus", "UnitFileState", "LoadState")
+_FIELDS = ("ActiveState", "SubState", "StatusText", "MainPID", "NRestarts", "Result", "ExecMainStatus", "UnitFileState", "LoadState", "Job")
 
 
 class UnitState(Struct, frozen=True, kw_only=True):
     """What the manager says of a unit. active: active | activating | deactivating | inactive | failed. result: success, exit-code,
     watchdog, timeout, oom-kill, start-limit-hit, …; status: the service's own last word. exit_code: of the main process's last end.
+    queued: it was told to start or stop, and the manager has not come to it yet.
     """
 
     unit: str
@@ -32,11 +33,12 @@ class UnitState(Struct, frozen=True, kw_only=True):
     result: str = ""
     exit_code: int | None = None
     enabled: bool = False
+    queued: bool = False
 
     @property
     def over(self) -> bool:
         """Whether it will not come (back) by itself."""
-        return self.active == "failed" or (self.active == "inactive" and self.sub == "dead")
+        return not self.queued and (self.active == "failed" or (self.active == "inactive" and self.sub == "dead"))
 
 
 class Systemd:
@@ -98,6 +100,7 @@ class Systemd:
             result=said.get("Result", ""),
             exit_code=int(said.get("ExecMainStatus") or 0),
             enabled=said.get("UnitFileState") == "enabled",
+            queued=said.get("Job", "0") not in ("", "0"),
         )
 
     def refuse_foreign(self, name: str) -> None:
@@ -142,13 +145,15 @@ class Systemd:
             raise FirstlightError("unit-refused", "systemd does not take the unit", evidence=tuple(lines[-6:]))
 
     def uninstall(self, name: str) -> bool:
-        """Stops, disables and removes the unit; True where there was one."""
+        """Stops, disables and removes the unit; True where there was one. What runs is stopped, even if somebody removed its file."""
         unit, path = unit_name(name), posixpath.join(self.folder, unit_name(name))
         there = self.host.stat(path) is not None
         if there:
             self.call("disable", unit)
+        if there or self.state(unit).active not in ("inactive", "failed"):
             self.call("stop", unit, timeout=STOP_SECONDS)
-            self.host.remove(path)
+        self.host.remove(path)
+        self.host.remove(posixpath.join(self.folder, f"{wanted_by(self.scope)}.wants", unit))
         self.call("daemon-reload")
         if there and self.state(unit).active == "failed":
             self.call("reset-failed", unit)

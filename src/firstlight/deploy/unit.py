@@ -33,6 +33,10 @@ def unit_name(name: str) -> str:
     return f"firstlight-{name}.service"
 
 
+def wanted_by(scope: str) -> str:
+    return "default.target" if scope == "user" else "multi-user.target"
+
+
 def render_unit(deployment: Deployment, options: UnitOptions) -> str:
     """The unit file. Paths with spaces, percent and dollar signs are escaped as systemd.syntax(7) wants.
 
@@ -41,7 +45,7 @@ def render_unit(deployment: Deployment, options: UnitOptions) -> str:
     sections = {
         "Unit": _unit(deployment),
         "Service": [*_service(deployment, options), *_limits(), *_hardening(deployment, options)],
-        "Install": [("WantedBy", "default.target" if options.scope == "user" else "multi-user.target")],
+        "Install": [("WantedBy", wanted_by(options.scope))],
     }
     head = "# Written by `firstlight service install`; `firstlight service uninstall` removes it.\n"
     return head + "\n".join(f"[{name}]\n" + "".join(f"{k}={v}\n" for k, v in lines) for name, lines in sections.items())

@@ -9,8 +9,10 @@ from typing import Any, TypeVar
 import click
 
 from firstlight.app import completing
-from firstlight.app.output import emit, emit_rows, glyphs, output_option, say
+from firstlight.app.output import emit, emit_rows, glyphs, output_option, say, show_findings
 from firstlight.app.where import host_option
+from firstlight.core.errors import InputError
+from firstlight.core.findings import Finding, Severity
 
 F = TypeVar("F", bound=Callable[..., Any])
 THERE = "Where it is: local, or ssh://USER@HOST."
@@ -48,6 +50,7 @@ def install(run: str, scope: str | None, host: str | None, output: str, **option
     from firstlight.app.servicing import Wanted, brought_up, install
     from firstlight.deploy.unit import unit_name
 
+    options["name"] = _plain(options["name"])
     given = {"host": host, **{k: options[k] for k in ("name", "yes", "allow", "accept", "ignore")}}
     wanted = Wanted(
         ref=brought_up(run, given) if os.path.isfile(run) else run,
@@ -68,6 +71,16 @@ def install(run: str, scope: str | None, host: str | None, output: str, **option
         lambda: click.echo(f"{glyphs().ok} {state.unit} is {state.active}: {state.status}\n  firstlight service status {name}"),
     )
     return 0
+
+
+def _plain(asked: str | None) -> str | None:
+    """The name as a unit can bear it; said where it is another than the one that was asked for."""
+    from firstlight.app.services import plain_name
+
+    name = None if asked is None else plain_name(asked)
+    if name != asked:
+        say(f"the service is called {name}: a name has small letters, digits, dots and dashes, at most 100 (asked for: {asked!r})")
+    return name
 
 
 def _elsewhere(host: str, *words: str) -> int | None:
@@ -95,7 +108,12 @@ def list_(host: str, output: str) -> int:
     from firstlight.app.services import installed_services, read_record
     from firstlight.app.tables import print_table
 
-    rows = [read_record(folder) for _, folder in installed_services()]
+    rows = []
+    for _, folder in installed_services():
+        try:
+            rows.append(read_record(folder))
+        except InputError as e:  # one that is damaged hides no other
+            show_findings([Finding(code=e.code, severity=Severity.WARNING, message=e.message, evidence=list(e.evidence))], err=True)
     shown = [(r.name, r.scope, f"{r.engine} {r.engine_version or ''}".strip(), r.run) for r in rows]
     emit_rows("ServiceRecord", rows, output, lambda: print_table([("NAME", "SCOPE", "ENGINE", "RUN"), *shown]))
     return 0
