@@ -70,6 +70,7 @@ class Counts:
 
 class Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True  # as servers do: else every short answer waits 40 ms for an acknowledgement of its own head
     server: "Server"
 
     def log_message(self, format: str, *args: Any) -> None:

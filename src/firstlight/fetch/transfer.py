@@ -13,8 +13,9 @@ from firstlight.fetch.job import FileJob, Segment
 from firstlight.fetch.limit import RateLimit, wait_seconds
 from firstlight.fetch.source import Body, Changed, RemoteFile, Retry
 
-BUFFER = 1 << 20
 FIRST_CONNECTIONS = 4
+# a large piece costs as many turns of the interpreter as a small one; of the pages, a slow connection touches only what it fills
+BUFFER, LATER_BUFFER = 4 << 20, 1 << 20  # of the first connections; of those that come because each one is slow
 TUNE_SECONDS, TUNE_AGAIN = 1.0, 20.0
 SPLIT_SECONDS = 1.0
 WRONG_BYTES_ATTEMPTS = 3
@@ -112,7 +113,7 @@ class Transfer:
         buffer = memoryview(b"")
         try:
             while (claim := self._claim(index)) is not None:
-                buffer = buffer or memoryview(bytearray(BUFFER))
+                buffer = buffer or memoryview(bytearray(BUFFER if index < FIRST_CONNECTIONS else LATER_BUFFER))
                 self._work(index, *claim, buffer)
         except BaseException as e:
             self._fail(e)
