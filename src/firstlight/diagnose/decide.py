@@ -4,8 +4,8 @@ from msgspec import Struct
 
 from firstlight.catalog.milestones import RANK
 from firstlight.catalog.rules import Rule
-from firstlight.diagnose.log import ALIVE_LINES, ENDED, LogReader, Match, Seen
-from firstlight.diagnose.units import Unit, level_of
+from firstlight.diagnose.log import ALIVE_LINES, ENDED, LogReader, Match, Seen, is_of_request
+from firstlight.diagnose.units import Unit, essence, level_of
 
 _ROLE_ORDER = {"cause": 0, "consequence": 1, "symptom": 2, "hint": 3, "wrapper": 4}
 _LOUD = frozenset({None, "ERROR", "CRITICAL"})
@@ -95,7 +95,7 @@ def _before_stop(j: Judged, reader: LogReader) -> bool:
 def _deadly(j: Judged, reader: LogReader) -> bool:
     """Whether this unit can end a start (or, once ready, a server)."""
     unit = j.seen.unit
-    if j.role == "hint":
+    if j.role == "hint" or (is_of_request(unit.source) and j.role != "wrapper" and essence(unit.text) is None):
         return False
     if j.rule is not None and j.role != "symptom" and not _general(j):
         loud = unit.logged in _LOUD or j.rule.info
@@ -169,7 +169,13 @@ def _first(deadly: list[Judged]) -> Judged | None:
         best = max(known, key=lambda j: (j.rule.priority if j.rule else 0, -j.seen.unit.order))
         return _deeper(best, roots) if best.rule and best.rule.yields else best
     lower = [j for j in roots if level_of(j.seen.unit.worker) < level_of(start.seen.unit.worker)]
-    return next((j for j in lower if _known(j)), None) or _placed(lower) or _placed(chain) or start
+    return next((j for j in lower if _known(j)), None) or _beside(start, roots) or _placed(lower) or _placed(chain) or start
+
+
+def _beside(start: Judged, roots: list[Judged]) -> Judged | None:
+    """A line right behind an exception that no rule knows, which a rule does: the rest of its message, or what its library printed."""
+    after = [j for j in roots if j.seen.unit.kind == "line" and 0 < j.line - start.line <= NEXT_TO and _known(j)]
+    return min(after, key=lambda j: j.line, default=None)
 
 
 def _hint(judged: list[Judged], reader: LogReader) -> Judged | None:

@@ -41,6 +41,9 @@ _NATIVE = re.compile(
     r"|[^\n]{0,80}(?:\| critical \||\bTT_(?:THROW|FATAL)\b)",
 )
 _FIRST_LINES = 200
+_OF_REQUESTS = re.compile(
+    r"(?:serving|hermes|\w*tool_parser|\w*reasoning_parser|abstract_\w*parser|protocol|chat_utils|preprocess|media)\w*\.py"
+)
 _MILD = ("Ignored ", "Ignoring ", "Skipping ", "Warning: ", "warning: ")  # what an unprefixed line says of itself
 _CODE = re.compile(r'\s*(?:File "|raise\b|return\b|self\.|[\^~]+\s*$|[\w.]+ = |[\w.]+\()')
 _ACCESS = " HTTP/1."
@@ -48,6 +51,11 @@ _CHATTER = ("loggers.py:", "logger.py:", "metrics.py:", "async_llm.py:")  # what
 _ANSWERED = re.compile(r'"(?:GET|POST) /\S* HTTP/1\.\d" \d{3}')
 _V0_LOOP = re.compile(r'vllm/engine/multiprocessing/engine\.py", line \d+, in (?:run_engine_loop|start|run_mp_engine)\b')
 _FRAME = re.compile(r'Traceback|\s*(?:File "|\^|~)|\s{4,}\S')
+
+
+def is_of_request(source: str | None) -> bool:
+    """Whether a logging line's file handles single requests: what fails there is answered to the client, and the server goes on."""
+    return bool(source and _OF_REQUESTS.match(source))
 
 
 class Match(Struct, frozen=True, kw_only=True):
@@ -185,10 +193,10 @@ class LogReader:
         if self.troubled and line.level in _ROUTINE and len(self.alive) < WORKERS_KEPT and not _ENDING.search(text):
             self.alive[line.worker] = [*self.alive.get(line.worker, ())[-(ALIVE_LINES - 1) :], line.number]
         if self._milestone(line) or quiet:
-            if quiet:
-                self._quiet(line)
+            self._quiet(line)
             return
-        if text.startswith(("Traceback", '  File "')) if line.level is None else line.level in _LOUD and _FRAME.match(text):
+        loud = line.level in _LOUD and _FRAME.match(text) and not is_of_request(line.source)
+        if text.startswith(("Traceback", '  File "')) if line.level is None else loud:
             self.frame_line = line.number
             self.frame_texts = [*self.frame_texts[-5:], text]
         self.troubled = self.troubled or line.level in _LOUD or text.startswith("Traceback")
@@ -380,7 +388,7 @@ def matched(rule: Rule, unit: Unit) -> dict[str, Any] | None:
     if unit.logged in _QUIET and not rule.info:
         return None
     hit = next((m for p in rule.match if (m := p.search(unit.text))), None)
-    if hit is None and unit.carried and "\n" in unit.text:
+    if hit is None and "\n" in unit.text and (unit.carried or rule.priority >= 0):
         joined = " ".join(unit.text.split())
         hit = next((m for p in rule.match if (m := p.search(joined))), None)
     if hit is None or any(p.search(unit.text) for p in rule.unless):

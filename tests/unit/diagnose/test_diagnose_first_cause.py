@@ -331,3 +331,24 @@ def test_an_exception_of_the_engines_loop_without_frames_names_the_engine_and_st
     assert (found.cause.code, found.cause.confidence) == ("engine-check-failed", 0.5)
     assert found.unknown is not None
     assert found.unknown.first_exception is not None
+
+
+@pytest.mark.parametrize("source", ["kestrel_tool_parser.py:9", "serving_chat.py:200", "hermes_tool_parser.py:108"])
+def test_what_a_file_that_handles_requests_logs_is_no_failure_of_the_server(source: str) -> None:
+    log = f"""ERROR 10-12 08:00:06 [{source}] Error in reading kestrel
+ERROR 10-12 08:00:06 [{source}] Traceback (most recent call last):
+ERROR 10-12 08:00:06 [{source}]   File "/v/vllm/kestrel.py", line 9, in extract
+ERROR 10-12 08:00:06 [{source}] json.decoder.JSONDecodeError: Extra data: line 3 column 1 (char 91)
+"""
+    assert diagnose(log.encode()).outcome == "incomplete"
+    died = f"ERROR 10-12 08:00:06 [{source}] v.MQEngineDeadError: Inspect the stacktrace to find the original error: ValueError('a').\n"
+    assert diagnose(died.encode()).outcome == "failed"
+
+
+def test_the_rest_of_an_unknown_message_that_a_rule_knows_is_read() -> None:
+    found = diagnose(
+        b"(EngineCore pid=8) ERROR 10-12 08:00:26 [core.py:1165] RuntimeError: Worker failed with error 'Kestrel reports an inner fault\n"
+        b" for this inner error, and the current working operator name is KestrelOperation.\n"
+    )
+    assert found.cause is not None
+    assert found.cause.code == "cuda-error"
