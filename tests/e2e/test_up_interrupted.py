@@ -113,7 +113,7 @@ def test_while_the_engine_is_asked(firstlight: Firstlight, llama_folder: Path, t
     process.send_signal(signal.SIGINT)
     said = process.communicate(timeout=60)
     assert process.returncode == 130, said
-    assert time.monotonic() - began < 20
+    assert time.monotonic() - began < 45  # a busy core is slow; what was waited for takes 100 s
     assert [p for p in procfs.processes() if p.pgid == group and p.state not in "ZX"] == []
     assert [(r["state"], r["reason"]) for r in firstlight.runs()] == [("stopped", "interrupted")]
 
@@ -132,7 +132,7 @@ def test_while_the_driver_does_not_answer(firstlight: Firstlight, llama_folder: 
     process.send_signal(signal.SIGINT)
     said = process.communicate(timeout=100)
     assert process.returncode == 130, said
-    assert time.monotonic() - began < 20
+    assert time.monotonic() - began < 45  # a busy core is slow; what was waited for takes 100 s
 
 
 def test_a_rehearsal_whose_supervisor_is_killed_says_so_and_leaves_nothing(

@@ -1,22 +1,30 @@
 """Ending a run: graceful, then not, then the proof that nothing is left."""
 
+import os
+import posixpath
+import signal
 import time
+from contextlib import suppress
 from typing import Any
 
 from firstlight.app.reconcile import reconcile, record
-from firstlight.app.store import RunFolder
-from firstlight.core.errors import FirstlightError
+from firstlight.app.store import RunFolder, RunStore
+from firstlight.core.errors import FirstlightError, HostError
 from firstlight.core.run import TERMINAL, Run, RunState
 from firstlight.launch.client import SupervisorClient
 from firstlight.launch.ownership import find_processes
 from firstlight.probe.hosts import open_host
 
 SUPERVISOR_SECONDS = 5.0
+WORKER_SECONDS = 120.0  # an `up` that is told to end may have to end an engine first
 
 
 def end(folder: RunFolder, *, kill: bool = False) -> Run:
-    """Stops whatever lives of the run, supervised or orphaned. Raises FirstlightError `not-clean` when something stays."""
-    run = reconcile(folder)
+    """Stops whatever lives of the run, supervised or orphaned, and who would go on to start it.
+
+    Raises FirstlightError `not-clean` when something stays, `run-in-progress` where who is at work on it cannot be seen.
+    """
+    run = folder.run if _end_worker(folder, kill=kill) else reconcile(folder)
     client = SupervisorClient(open_host(run.host), folder.attempt_there)
     proof = _proof(client, kill) if _lives(client) else None
     if proof is not None and proof.get("clean") is False:
@@ -24,6 +32,51 @@ def end(folder: RunFolder, *, kill: bool = False) -> Run:
             "not-clean", f"something of {run.name!r} is still there", evidence=tuple(describe(proof)), hint="look at it, and try again"
         )
     return record(folder, run, RunState.STOPPED, None) if run.state not in TERMINAL else run
+
+
+def _end_worker(folder: RunFolder, *, kill: bool) -> bool:
+    """An `up` or `rehearse` that has started no engine yet would do so afterwards: it is told to stop, and waited for.
+
+    False: nobody is at work on the run, or its supervisor can be asked.
+    """
+    store, run = RunStore(), folder.run
+    if not _works_on(store, folder, run):
+        return False
+    pid = store.claimant(run.name)
+    if pid is None and store.claimed(run.name):
+        said = f"another firstlight is working on {run.name!r}, and cannot be seen from here"
+        raise FirstlightError("run-in-progress", said, hint="Ctrl-C there ends it")
+    if pid is None or pid == os.getpid():
+        return False
+    with suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL if kill else signal.SIGTERM)
+    until = time.monotonic() + WORKER_SECONDS
+    while store.claimed(run.name):
+        if time.monotonic() > until:
+            raise FirstlightError("not-clean", f"the firstlight that starts {run.name!r} does not end", evidence=(f"pid {pid}",))
+        time.sleep(0.05)
+    _end_rehearsals(folder, run)
+    return True
+
+
+def _works_on(store: RunStore, folder: RunFolder, run: Run) -> bool:
+    """Whether somebody is at work on this very run, and nothing of it lives that could be asked to stop."""
+    newest = next((f.path for f, _ in store.active(run.name)), None)
+    return newest == folder.path and store.claimed(run.name) and not _lives(SupervisorClient(open_host(run.host), folder.attempt_there))
+
+
+def _end_rehearsals(folder: RunFolder, run: Run) -> None:
+    """They end with the process that wanted them; here that is seen to."""
+    host = open_host(run.host)
+    place = posixpath.join(run.host_folder or str(folder.path), "rehearsal")
+    try:
+        found = [i.path for i in host.list(place) if i.kind == "directory"] if host.stat(place) else []
+    except HostError:
+        found = []
+    for path in found:
+        client = SupervisorClient(host, path)
+        if _lives(client):
+            client.stop(grace_seconds=0)
 
 
 def outlived(folder: RunFolder) -> bool:

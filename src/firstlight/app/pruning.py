@@ -1,11 +1,15 @@
 """Which compile caches may go: those that were named or are old enough, and that no engine uses now."""
 
+import json
 import os
 from collections.abc import Sequence
+from contextlib import suppress
+
+import msgspec
 
 from firstlight.app.output import say
 from firstlight.app.reconcile import reconcile
-from firstlight.app.store import RunStore
+from firstlight.app.store import RunFolder, RunStore
 from firstlight.core.errors import FirstlightError, UsageError
 from firstlight.core.ports import Host
 from firstlight.core.run import TERMINAL, LaunchSpec
@@ -52,8 +56,17 @@ def _in_use(host: Host) -> dict[str, list[str]]:
         try:
             if reconcile(folder).state in TERMINAL:
                 continue
-            spec = folder.try_load(LaunchSpec, "launch.json")
+            specs = [folder.try_load(LaunchSpec, "launch.json"), *_rehearsed(folder)]
         except FirstlightError:
             continue  # what cannot be read cannot be asked
-        found[run.name] = [v for v in spec.env.values() if v.startswith("/")] if spec else []
+        found[run.name] = [value for spec in specs if spec is not None for value in spec.env.values() if value.startswith("/")]
+    return found
+
+
+def _rehearsed(folder: RunFolder) -> list[LaunchSpec]:
+    """The starts of a rehearsal, which meet the launch's own caches."""
+    found = []
+    for path in folder.path.glob("rehearsal/*/supervise.json"):
+        with suppress(OSError, ValueError, KeyError, msgspec.ValidationError):
+            found.append(msgspec.convert(json.loads(path.read_bytes())["spec"], LaunchSpec))
     return found

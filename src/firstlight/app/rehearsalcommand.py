@@ -1,6 +1,7 @@
 """What `firstlight rehearse` does with its options: the stages up to the plan, the overlay, the rehearsal, the report."""
 
 import asyncio
+import signal
 from typing import Any
 
 import click
@@ -13,6 +14,7 @@ from firstlight.app.progress import choose_progress
 from firstlight.app.rehearsing import rehearse_plan, summary
 from firstlight.app.session import Session
 from firstlight.app.stages import start
+from firstlight.app.store import RunFolder
 from firstlight.app.upcommand import make_session
 from firstlight.core.answer import RehearsalReport
 from firstlight.core.errors import Exit, FirstlightError, UsageError
@@ -33,24 +35,39 @@ def run_rehearsal(output: str, depth: str, patience: float, options: dict[str, A
     progress = choose_progress(output, f"firstlight rehearse {session.intent.model}", [*STAGES, "overlay", "rehearse"])
     session.emitter.listeners.append(progress)
     with progress:
-        report = asyncio.run(_rehearse(session, depth, patience))
+        try:
+            report = asyncio.run(_rehearse(session, depth, patience))
+        except asyncio.CancelledError:
+            return Exit.TERMINATED
     emit(report, output, lambda: show(report))
     return Exit.OK if report.passed else Exit.ENGINE_FAILED
 
 
 async def _rehearse(session: Session, depth: str, patience: float) -> RehearsalReport:
-    session.folder = session.emitter.folder = session.store.create(
-        name=f"{session.name}-rehearsal", model=session.intent.model, host=session.host.name
-    )
+    """SIGTERM ends it as Ctrl-C does: what was started is ended, and the run says so."""
+    name, task = f"{session.name}-rehearsal", asyncio.current_task()
+    assert task is not None
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+    with session.store.claim(name):
+        session.folder = session.emitter.folder = session.store.create(name=name, model=session.intent.model, host=session.host.name)
+        return await _recorded(session, session.folder, depth, patience)
+
+
+async def _recorded(session: Session, folder: RunFolder, depth: str, patience: float) -> RehearsalReport:
+    """The rehearsal with its beginning and its end on record."""
     try:
+        folder.update(state=RunState.REHEARSING)
         if not session.host.is_local:
-            session.folder.update(host_folder=folder_there(session.host, session.folder.path.name))
+            folder.update(host_folder=folder_there(session.host, folder.path.name))
         await flow.run_stages(session, flow.stages_between(STAGES[0], STAGES[-1]))
         report = await _with_overlay(session, depth, patience)
     except FirstlightError as e:
-        session.folder.update(state=RunState.FAILED, reason=e.code)
+        folder.update(state=RunState.FAILED, reason=e.code)
         raise
-    session.folder.update(state=RunState.STOPPED if report.passed else RunState.FAILED, reason=None if report.passed else _reason(report))
+    except asyncio.CancelledError:
+        folder.update(state=RunState.STOPPED, reason="interrupted")
+        raise
+    folder.update(state=RunState.STOPPED if report.passed else RunState.FAILED, reason=None if report.passed else _reason(report))
     return report
 
 

@@ -253,6 +253,18 @@ class RunStore:
             return True
         return False
 
+    def claimant(self, name: str) -> int | None:
+        """The pid of the `up` or `rehearse` that is at work on the name, as the kernel's table of locks has it; None: nobody is seen."""
+        try:
+            found = os.stat(self.root.parent / "locks" / f"{slug(name)}.lock")
+            with open("/proc/locks") as table:
+                rows = [line.split() for line in table]
+        except OSError:
+            return None
+        place = f"{os.major(found.st_dev):02x}:{os.minor(found.st_dev):02x}:{found.st_ino}"
+        holding = [int(row[4]) for row in rows if len(row) > 5 and row[1:4:2] == ["FLOCK", "WRITE"] and row[5] == place]
+        return next((pid for pid in holding if pid > 0), None)
+
     @contextmanager
     def claim(self, name: str) -> Iterator[None]:
         """One `up` a name at a time. Raises UsageError run-in-progress, which says who holds it."""
