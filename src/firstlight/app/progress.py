@@ -56,7 +56,8 @@ class Board:
                 view.seconds = data.get("seconds")
             case "progress":
                 view.done, view.total, view.unit = data.get("done") or 0.0, data.get("total"), str(data.get("unit", ""))
-                view.eta_seconds = data.get("eta_seconds")
+                if "eta_seconds" in data:  # a step that the log tells has none: what `eta` said last still holds
+                    view.eta_seconds = data["eta_seconds"]
             case "phase":
                 view.phase = str(data.get("name", ""))
                 view.total = None

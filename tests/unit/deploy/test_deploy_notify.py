@@ -92,6 +92,19 @@ def test_loading_is_told_as_a_person_would_say_it(manager: Manager, tmp_path: Pa
     assert "loading 12/163 shards, 4 min left" in [t.replace("4 min 0 s", "4 min") for t in told], told
 
 
+def test_an_estimate_that_comes_right_after_a_step_is_in_the_next_status(manager: Manager, tmp_path: Path) -> None:
+    """As a start tells them: a shard, and a moment later what is left. Figures that change all the time are told once a second."""
+    progress = NotifyProgress(notifier(tmp_path), "x", ["watch"])
+    progress(event("stage-started"))
+    progress(event("phase", name="loading"))
+    for done in (1, 2):
+        progress._told = float("-inf")
+        progress(event("progress", done=done, total=8, unit="shards"))
+        progress(event("eta", seconds=240.0))
+    told = [m.removeprefix("STATUS=") for m in manager.heard() if m.startswith("STATUS=loading 2/8 shards")]
+    assert told == ["loading 2/8 shards, 4 min left"]
+
+
 def test_time_is_extended_by_milestones_and_not_by_silence(manager: Manager, tmp_path: Path) -> None:
     progress = NotifyProgress(notifier(tmp_path), "x", ["watch"])
     progress(event("stage-started"))
