@@ -9,7 +9,7 @@ from firstlight.core.errors import HostError
 T = TypeVar("T")
 PATIENCE_SECONDS = 120.0
 FIRST_PAUSE, LONGEST_PAUSE = 0.3, 2.0
-FIRST_CONTACT_SECONDS = 8.0  # of a host that never was reached: a connection that broke on its way in
+FIRST_CONTACT_SECONDS = 20.0  # of a host that never was reached: a connection that broke on its way in
 
 
 class ConnectionLost(HostError):
