@@ -1,10 +1,11 @@
 """The built-in bench beside `vllm bench serve` on vLLM, and beside llama.cpp's own timings of the very same requests.
 
-    python bench/bench_agreement.py [--source DEMO.gguf] [--vllm-python PYTHON --folder MODEL_FOLDER] [--rounds N] [--lock FILE]
+    python bench/bench_agreement.py [--source DEMO.gguf] [--vllm-python PYTHON --folder MODEL_FOLDER] [--rounds N] [--looks] [--lock FILE]
 
 On vLLM both tools take turns on one server with requests of one kind (/completions, greedy, fresh random words, equal lengths), and change
 who begins from round to round: what differs between two rounds of one tool is the machine's noise, and the tools must not differ by more.
-llama.cpp tells its own clock with each answer, so that no second run is needed. --lock is held while one pair is measured.
+llama.cpp tells its own clock with each answer, so that no second run is needed. --lock is held while one pair is measured. --looks: what
+reading vLLM's gauges at the same time costs, also measured in turns.
 Writes bench/results/bench_agreement.json.
 """
 
@@ -25,7 +26,7 @@ from typing import Any
 from alone import alone
 from corrupt import engines
 
-from firstlight.bench import bench
+from firstlight.bench import bench, metrics
 from firstlight.bench.vllm_tool import Tool, run_vllm_bench
 from firstlight.bench.workload import PROFILES, Profile
 from firstlight.core.run import Endpoint
@@ -38,6 +39,13 @@ SENT = Profile(name="agreement", input_tokens=64, output_tokens=64, seconds=12.0
 REQUESTS_A_USER = 5
 SAME_REQUESTS = 0.01
 FIGURES = ("ttft", "tpot", "itl", "e2el")
+# way -> seconds between two looks at least, and the share of the time that looking may take.
+LOOKS = {
+    "none": (1e9, 1.0),
+    "as shipped": (metrics.EVERY_SECONDS, metrics.LARGEST_SHARE),
+    "4 a second": (0.25, 1.0),
+    "20 a second": (0.05, 1.0),
+}
 
 
 def row(engine: str, tool: str, round_: int, p: BenchPoint) -> dict[str, Any]:
@@ -71,12 +79,28 @@ def beside_vllm(args: argparse.Namespace) -> list[dict[str, Any]]:
     rows = []
     tools = [("firstlight", ours), ("vllm bench serve", theirs)]
     with engines.vllm(Path(args.folder), python=args.vllm_python) as endpoint:
+        rows += beside_itself(args, endpoint) if args.looks else []
         print(f"firstlight bench --tool vllm: {by_command(args, endpoint).headline}", flush=True)
         for round_ in range(args.rounds):
             for level in LEVELS:
                 with alone(args.lock):
                     rows += [shown(row("vllm", tool, round_, measure(args, endpoint, level))) for tool, measure in tools]
             tools.reverse()
+    return rows
+
+
+def beside_itself(args: argparse.Namespace, endpoint: Endpoint) -> list[dict[str, Any]]:
+    """The built-in bench with four users and other ways of looking at the gauges, the order turned by one from round to round."""
+    rows, ways, level = [], list(LOOKS), LEVELS[-1]
+    own = metrics.EVERY_SECONDS, metrics.LARGEST_SHARE
+    ours(args, endpoint, level)
+    for round_ in range(args.rounds):
+        for way in ways:
+            metrics.EVERY_SECONDS, metrics.LARGEST_SHARE = LOOKS[way]
+            with alone(args.lock):
+                rows.append(shown(row("vllm", f"looks: {way}", round_, ours(args, endpoint, level))))
+        ways.append(ways.pop(0))
+    metrics.EVERY_SECONDS, metrics.LARGEST_SHARE = own
     return rows
 
 
@@ -109,7 +133,7 @@ def summary(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = []
     for level in LEVELS:
         mine = [r for r in rows if r["engine"] == "vllm" and r["tool"] == "firstlight" and r["users"] == level]
-        other = [r for r in rows if r["engine"] == "vllm" and r["tool"] != "firstlight" and r["users"] == level]
+        other = [r for r in rows if r["engine"] == "vllm" and r["tool"] == "vllm bench serve" and r["users"] == level]
         for name in (*(f"{f}_p50_ms" for f in FIGURES), "tokens_per_second") if mine and other else ():
             found.append(_pair("vllm", level, name, [r[name] for r in mine], [r[name] for r in other]))
         own = [r for r in rows if r["engine"] == "llamacpp" and r["users"] == level and "engine_tpot_p50_ms" in r]
@@ -133,6 +157,7 @@ def main() -> int:
     for name in ("--source", "--vllm-python", "--folder", "--lock"):
         parser.add_argument(name)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--looks", action="store_true")
     args = parser.parse_args()
     PROFILES[SENT.name] = SENT
     kept = json.loads(RESULTS.read_text())["rows"] if RESULTS.exists() else []
@@ -142,6 +167,10 @@ def main() -> int:
     found = summary(rows)
     RESULTS.write_text(json.dumps({"sent": "64 tokens in, 64 out, closed loop", "agreement": found, "rows": rows}, indent=1) + "\n")
     head = "engine | users | figure | firstlight | the other | difference | rounds of firstlight | of the other | within noise"
+    for way in LOOKS:
+        mine = [r for r in rows if r["tool"] == f"looks: {way}"]
+        medians = {n: statistics.median(r[n] for r in mine) for n in ("tpot_p50_ms", "itl_p50_ms", "tokens_per_second")} if mine else {}
+        print(f"looks: {way:12} {medians}  rounds {[r['tpot_p50_ms'] for r in mine]}")
     print(f"\n| {head} |\n" + "|---" * 9 + "|")
     for f in found:
         cells = [f["engine"], f["users"], f["figure"], f["firstlight"], f["other"], f"{f['difference']:+.1%}"]
