@@ -69,7 +69,9 @@ def test_the_first_users_line() -> None:
     assert headline([record(0.0, times, tokens=107)]) == "107 tokens in 2.3 s, 60 tok/s single stream"
 
 
-async def test_looking_at_gauges_takes_a_hundredth_of_the_time_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_looks_at_gauges_are_as_far_apart_as_the_level_is_old_and_then_take_a_hundredth_of_the_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     reads = 0
 
     async def slow(target: Target, path: str) -> tuple[int, str]:
@@ -79,12 +81,14 @@ async def test_looking_at_gauges_takes_a_hundredth_of_the_time_at_most(monkeypat
         return 200, "vllm:kv_cache_usage_perc 0.5\n"
 
     monkeypatch.setattr(metrics, "plain_get", slow)
-    monkeypatch.setattr(metrics, "EVERY_SECONDS", 0.01)
-    async with Sampler(Target.of("http://127.0.0.1:1/v1")):
+    monkeypatch.setattr(metrics, "EVERY_SECONDS", 0.05)
+    async with Sampler(Target.of("http://127.0.0.1:1/v1")) as gauges:
         await asyncio.sleep(0.5)
-    assert reads <= 3, "before, once meanwhile, and after: the next look would have been after 3 s"
+    assert reads <= 5, "before, at 0.05, 0.16 and 0.38 s, and after"
+    assert gauges.kv in (0.5, None)
     monkeypatch.undo()
-    assert [pause(t) for t in (0.0, 0.0005, 0.03)] == [0.25, 0.25, pytest.approx(3.0)]
+    assert [pause(took, 60.0) for took in (0.0, 0.0005, 0.03)] == [0.25, 0.25, pytest.approx(3.0)]
+    assert [pause(0.03, elapsed) for elapsed in (0.1, 0.5, 2.0)] == [0.25, 0.5, 2.0]
 
 
 def test_levels_are_powers_of_two_up_to_the_planned_one() -> None:
