@@ -29,7 +29,7 @@ ALIVE_LINES = 3  # routine lines of a process behind its error, from which on it
 _ENDING = re.compile(r"(?i)shut|stop|terminat|kill|exit|abort|destroy|clean|clos|fail|error|dead|died|finished|disconnect")
 _TROUBLE = re.compile(  # in lower case; no alternative begins with an assertion, so that most characters are passed over at once
     r"error|fail|fatal|cannot|can't|could ?n.t|could not|unable|kill|abort|denied|not found|no such|warn|exception|out of memory|oom"
-    r"|no space|invalid|unrecognized|unsupported|not supported|in use|terminat|timed out|timeout|too (?:many|old|small)|died|refused"
+    r"|no space|invalid|recognized|unsupported|not supported|in use|terminat|timed out|timeout|too (?:many|old|small)|died|refused"
     r"|unexpected|unknown|missing|exceed|assert|segfault|corrupt|mismatch|incompatible|already|no module|no available|xid|lost|fallen"
     r"|insufficient|unreachable|temporarily unavailable|must be|is larger than|divisible|n(?<!\wn)an\b"
     r"|not compatible|must match|illegal|core dumped|not loaded|without (?:ssl|curl)"

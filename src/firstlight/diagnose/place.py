@@ -26,6 +26,7 @@ _CARRIERS = re.compile(
     r"vllm/(?:v1/)?(?:engine/(?:core|core_client|utils|async_llm|llm_engine|async_llm_engine|multiprocessing/\w+)"
     r"|executor/(?:abstract|multiproc_executor|uniproc_executor|executor_base|gpu_executor|mp_distributed_executor|multiproc_worker_utils)"
     r"|worker/(?:worker_base|gpu_worker|worker|cpu_worker)|entrypoints/(?:cli/\w+|openai/api_server|llm|launcher|openai/rpc/server))\.py"
+    r"|/\w*(?:engine_core|core_proc|worker_proc|patch_core)\w*\.py"
 )
 
 
