@@ -229,7 +229,8 @@ def show(args: argparse.Namespace, rounds: list[dict[str, dict[str, float]]], to
     (HERE / "results").mkdir(exist_ok=True)
     path = HERE / "results" / "fetch.json"
     results = json.loads(path.read_text()) if path.exists() else {}
-    results[f"link-{args.link:.0f}MB" if args.link else "unlimited"] = result
+    name = f"link-{args.link:.0f}MB" if args.link else "unlimited"
+    results[name if total < 2 << 30 else f"{name}-{total >> 30}GiB"] = result
     path.write_text(json.dumps(results, indent=2) + "\n")
 
 

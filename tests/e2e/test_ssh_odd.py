@@ -57,6 +57,18 @@ def test_start_files_that_talk_to_everybody_disturb_nothing(far: Far, firstlight
 
 
 @pytest.mark.usefixtures("as_before")
+def test_a_login_whose_files_everybody_may_write_keeps_its_runs_to_itself(far: Far, firstlight: Firstlight) -> None:
+    """The supervisor is started from its folder there: whoever could put another into its place would run it as this user."""
+    far.machine.path(f"{HOME_THERE}/.bashrc").write_text("umask 000\n")
+    far.cut()
+    server = ("--", "/usr/bin/python3", "-m", "http.server", "8794", "--bind", "127.0.0.1")
+    started = firstlight("launch", *THERE, "--port", "8794", "--health-path", "/", "--name", "open", "--served-model-name", "m", *server)
+    assert started.returncode == 0, started.stderr
+    found = far.machine.run("find", f"{HOME_THERE}/.local", f"{HOME_THERE}/.cache", "-perm", "/022", "!", "-type", "l").stdout
+    assert (found, firstlight("down", "open").returncode) == ("", 0)
+
+
+@pytest.mark.usefixtures("as_before")
 @pytest.mark.parametrize("shell", ["/bin/tcsh", "/usr/bin/fish", "/bin/zsh", "/bin/dash"])
 def test_any_login_shell_will_do(far: Far, firstlight: Firstlight, shell: str) -> None:
     if far.machine.run("test", "-x", shell).returncode != 0:

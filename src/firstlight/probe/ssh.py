@@ -128,7 +128,7 @@ class SshHost:
             raise self._lost(answer.stderr)
 
     def _refused(self, stderr: bytes) -> HostError:
-        code, message, hint = refusal(stderr, self._target)
+        code, message, hint = refusal(stderr, self._target, shlex.join([*self._flags, self._target]))
         kind = ConnectionLost if is_cut(stderr) else HostError
         return kind(code, message, evidence=_tail(stderr), hint=hint)
 

@@ -113,9 +113,9 @@ def is_cut(stderr: bytes) -> bool:
     return not any(re.search(pattern, stderr) for pattern, _, _ in _REFUSALS) and bool(_CUT.search(stderr))
 
 
-def refusal(stderr: bytes, host: str) -> tuple[str, str, str]:
-    """ssh's own failure as code, message and hint."""
+def refusal(stderr: bytes, host: str, words: str | None = None) -> tuple[str, str, str]:
+    """ssh's own failure as code, message and hint. words: what `ssh` is told to get there, user and port too."""
     for pattern, code, text in _REFUSALS:
         if re.search(pattern, stderr):
-            return code, f"{host}: {text}", _HINTS[code].format(host=host)
-    return "host-unreachable", f"{host}: ssh could not run a command there", _HINTS["host-unreachable"].format(host=host)
+            return code, f"{host}: {text}", _HINTS[code].format(host=words or host)
+    return "host-unreachable", f"{host}: ssh could not run a command there", _HINTS["host-unreachable"].format(host=words or host)

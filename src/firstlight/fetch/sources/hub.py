@@ -130,7 +130,7 @@ def _model_info(repo: str, revision: str | None, env: Mapping[str, str]) -> "Mod
     except errors.GatedRepoError:
         raise _gated(repo, env) from None
     except errors.RevisionNotFoundError:
-        raise InputError("revision-not-found", f"{repo} has no revision {revision!r}", evidence=(shown(endpoint(env)),)) from None
+        raise InputError("revision-not-found", f"{repo} has no revision {revision or 'main'!r}", evidence=(shown(endpoint(env)),)) from None
     except errors.RepositoryNotFoundError:
         raise InputError(
             "model-not-found",

@@ -179,6 +179,7 @@ def read_line() -> bytes:
 
 
 def main() -> None:
+    os.umask(os.umask(0o077) | 0o022)  # programs of ours lie in these folders: nobody else may put others in their place
     request = json.loads(read_line().decode())
     action, arguments = request["action"], request["arguments"]
     try:
