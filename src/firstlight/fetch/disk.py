@@ -7,7 +7,11 @@ from pathlib import Path
 from firstlight.core.errors import HostError
 from firstlight.core.units import format_bytes
 
-FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+FULL = {
+    errno.ENOSPC: "the disk is full",
+    errno.EDQUOT: "your quota on this disk is used up",
+    errno.EFBIG: "the file is larger than this file system or `ulimit -f` allows",
+}
 
 
 def disk_error(error: OSError, path: Path) -> HostError:
@@ -16,8 +20,8 @@ def disk_error(error: OSError, path: Path) -> HostError:
     if error.errno in FULL:
         return HostError(
             "disk-full",
-            "the disk is full",
-            evidence=(*evidence, f"available: {format_bytes(available_bytes(path))}"),
+            FULL[error.errno],
+            evidence=(*evidence, f"available: {format_bytes(available_bytes(path))}") if error.errno == errno.ENOSPC else evidence,
             hint="make room (`firstlight models` shows what is cached); the same command then goes on where this one stopped",
         )
     if error.errno == errno.ENOENT:

@@ -2,6 +2,7 @@
 
 import asyncio
 import ctypes
+import errno
 import hashlib
 import os
 import subprocess
@@ -19,6 +20,7 @@ from hub.server import Hub
 
 from firstlight.core.errors import FirstlightError, HostError, InputError
 from firstlight.core.fetch import Fetched, FetchProgress
+from firstlight.fetch.disk import disk_error
 from firstlight.fetch.fetch import fetch
 from firstlight.fetch.lock import claim
 from firstlight.fetch.models import cached_models, find_model, remove_model
@@ -147,6 +149,13 @@ def test_a_folder_is_not_copied_into_itself(env: Env, tmp_path: Path, below: str
     with pytest.raises(InputError) as e:
         get(env, str(model), destination=str(tmp_path / "link" / below))
     assert (e.value.code, digests(model), (model / ".firstlight").exists()) == ("target-inside-source", before, False)
+
+
+@pytest.mark.parametrize(("number", "words"), [(errno.ENOSPC, "disk is full"), (errno.EDQUOT, "quota"), (errno.EFBIG, "ulimit")])
+def test_what_is_full_is_said(tmp_path: Path, number: int, words: str) -> None:
+    error = disk_error(OSError(number, os.strerror(number)), tmp_path)
+    assert (error.code, words in error.message) == ("disk-full", True)
+    assert any("available" in line for line in error.evidence) is (number == errno.ENOSPC), "a quota leaves the disk's own room as it is"
 
 
 # locks and removal
