@@ -2,6 +2,7 @@
 
 import functools
 import os
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,11 +12,12 @@ import msgspec
 
 from firstlight.app.endpoints import Target, planned_concurrency, target_of
 from firstlight.app.output import glyphs, say
+from firstlight.app.store import RunFolder
 from firstlight.app.views.verdict import counts, left_out
 from firstlight.core.checkpoint import Checkpoint
 from firstlight.core.errors import InputError, UsageError
 from firstlight.core.reference import Reference
-from firstlight.core.run import LaunchSpec
+from firstlight.core.run import LaunchSpec, RunState
 from firstlight.core.schema import decode, encode
 from firstlight.core.verdict import CheckResult, Verdict
 from firstlight.verify.claimed import claims_for
@@ -77,10 +79,18 @@ async def verify_with(wanted: Verifying) -> Verdict:
     if wanted.blame:
         verdict = await _blamed(verdict, target, ask, wanted)
     if target.folder and (wanted.checks is None or not verdict.passed):  # some checks that passed say nothing of the others
-        target.folder.save(verdict, "verdict.json")
+        _keep(verdict, target.folder)
     if wanted.save_reference:
         await _save(wanted.save_reference, verdict, target)
     return verdict
+
+
+def _keep(verdict: Verdict, folder: RunFolder) -> None:
+    """The run's verdict; one that was ready and not yet verified is now what `up` would have made of it."""
+    folder.save(verdict, "verdict.json")
+    if verdict.passed:
+        waiting = folder.run.state is RunState.READY
+        folder.update(verified=time.time(), **({"state": RunState.SERVING, "reason": None} if waiting else {}))
 
 
 async def _blamed(verdict: Verdict, target: Target, ask: "Asking", wanted: Verifying) -> Verdict:

@@ -18,7 +18,7 @@ from firstlight.app.endpoints import Target, key_from, looks_like_url
 from firstlight.app.store import RunStore
 from firstlight.core.errors import FirstlightError, UsageError
 from firstlight.core.reference import Reference
-from firstlight.core.run import Endpoint
+from firstlight.core.run import Endpoint, RunState
 from firstlight.core.schema import decode, encode
 from firstlight.core.verdict import Verdict
 
@@ -96,6 +96,7 @@ def test_what_did_not_pass_is_exit_6_and_an_accepted_failure_is_not() -> None:
 
 def test_some_checks_that_passed_do_not_stand_for_a_runs_verdict(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = RunStore().create(name="some", model="m", host="local")
+    folder.update(state=RunState.READY, reason="not verified")
 
     async def ours(ref: str, **_: object) -> Target:
         return Target(Endpoint(base_url=f"http://{address}/v1", model="demo"), None, folder)
@@ -103,7 +104,10 @@ def test_some_checks_that_passed_do_not_stand_for_a_runs_verdict(address: str, m
     monkeypatch.setattr(verifying, "target_of", ours)
     assert verify("some", "--checks", "usage").return_value == 0
     assert folder.try_load(Verdict, "verdict.json") is None
+    assert folder.run.verified is None
     assert verify("some").return_value == 0
+    assert folder.run.verified is not None
+    assert (folder.run.state, folder.run.reason) == (RunState.SERVING, None)
     assert verify("some", "--checks", "usage").return_value == 0
     kept = folder.try_load(Verdict, "verdict.json")
     assert kept is not None
