@@ -122,7 +122,7 @@ def look_at_machine(
     """The host with its engines and the disks that matter, asked side by side. measure_reads: the model's disk too."""
     from firstlight.app.elsewhere import places_of
     from firstlight.probe.machine import probe_machine
-    from firstlight.probe.running import workers
+    from firstlight.probe.running import results, workers
 
     there = places_of(host)
     model, size = (checkpoint.path, checkpoint.file_bytes or 0) if checkpoint else (None, 0)
@@ -130,7 +130,8 @@ def look_at_machine(
     with workers(host, 1) as beside:
         engines = beside.submit(find_here, host, hints, adapters)
         machine = probe_machine(host, paths=paths, raw=raw, measure_reads=measure_reads and size > MEASURED_FROM)
-        return msgspec.structs.replace(machine, engines=engines.result())
+        (found,) = results([engines])
+    return msgspec.structs.replace(machine, engines=found)
 
 
 def find_here(host: Host, hints: Sequence[str], adapters: Sequence[EngineAdapter] | None = None) -> list[EngineInstall]:

@@ -7,7 +7,7 @@ from firstlight.core.errors import HostError
 from firstlight.core.findings import Finding, Severity
 from firstlight.core.machine import EngineInstall
 from firstlight.core.ports import EngineAdapter, Host
-from firstlight.probe.running import workers
+from firstlight.probe.running import results, workers
 from firstlight.probe.sshscript import UNREACHABLE
 
 START_LIMIT = 20.0
@@ -24,8 +24,8 @@ def find_engines(host: Host, adapters: Sequence[EngineAdapter], *, hints: Sequen
     wanted = _hinted(host, hints)
     candidates = _distinct(host, [*wanted, *_around(host)])
     with workers(host, 2) as pool:
-        found = pool.map(lambda exe: _ask_one(host, adapters, exe, hinted=exe in wanted), candidates)
-        installs = [install for group in found for install in group]
+        found = results([pool.submit(_ask_one, host, adapters, exe, hinted=exe in wanted) for exe in candidates])
+    installs = [install for group in found for install in group]
     return list({(i.engine, i.version, i.python or i.binary): i for i in installs}.values())
 
 

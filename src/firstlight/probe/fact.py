@@ -7,7 +7,7 @@ from typing import Any, Generic, TypeVar
 
 from firstlight.core.errors import HostError
 from firstlight.core.ports import Host
-from firstlight.probe.running import workers
+from firstlight.probe.running import results, workers
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
@@ -61,7 +61,7 @@ def gather(host: Host, facts: Sequence[Fact[Any]], into: Gathered) -> None:
             into.keep(fact.name, text, value)
 
     with workers(host, min(PARALLEL, len(facts))) as pool:
-        list(pool.map(one, facts))
+        results([pool.submit(one, fact) for fact in facts])
 
 
 def ask(host: Host, fact: Fact[Any]) -> str:

@@ -5,9 +5,12 @@ import os
 import signal
 import subprocess
 import threading
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
-from typing import Protocol, runtime_checkable
+from collections.abc import Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from typing import Protocol, TypeVar, runtime_checkable
+
+T = TypeVar("T")
+LOOK_SECONDS = 0.25
 
 
 @runtime_checkable
@@ -56,6 +59,16 @@ def workers(host: object, count: int) -> Iterator[ThreadPoolExecutor]:
             if isinstance(host, Interruptible):
                 host.interrupt()
             raise
+
+
+def results(futures: Iterable[Future[T]]) -> list[T]:
+    """Of all, in their order. It looks up now and then: a signal that comes just before a thread begins to wait does not wake it."""
+    found = []
+    for future in futures:
+        while not future.done():
+            wait([future], timeout=LOOK_SECONDS)
+        found.append(future.result())
+    return found
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:

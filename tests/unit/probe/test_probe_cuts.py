@@ -46,7 +46,7 @@ def test_of_a_host_that_never_was_reached_only_a_connection_that_broke_is_tried_
     now[0] = 0.0
     with pytest.raises(HostError):
         Cuts().across(failing(10**6, LOST))
-    assert cuts.FIRST_CONTACT_SECONDS < now[0] < cuts.FIRST_CONTACT_SECONDS + 2, "some seconds, not minutes"
+    assert cuts.FIRST_CONTACT_SECONDS < now[0] < 30, "some seconds, not minutes"
     with pytest.raises(HostError):
         Cuts().across(failing(1, AWAY))
 
