@@ -22,7 +22,7 @@ MARGIN = 64 << 20
 LOOK = 64 << 10
 PARTIAL = ".firstlight-partial"  # what a cut leaves lies there, not under the file's own name
 _FOR_GOOD = frozenset({1, 2, 3, 4, 5, 6, 11, 13, 22, 23, 25})  # rsync(1): usage, versions, files; all else is a stream that broke
-_SKIPPED = frozenset({".git", ".cache"})
+_SKIPPED = frozenset({".git", ".cache", ".firstlight"})  # of the last: parts, earlier revisions, and a record that each look renews
 _SPLIT = re.compile(r"(?P<stem>.+)-\d{5}-of-(?P<count>\d{5})\.gguf$")
 _GARBLED = b"is your shell clean"
 

@@ -81,6 +81,22 @@ def test_a_model_that_a_closed_folder_hides_there_is_only_here(tmp_path: Path) -
     assert only_here(str(tmp_path / "m.gguf"), LocalHost()) is None
 
 
+def test_what_fetch_keeps_beside_a_model_is_not_part_of_it(tmp_path: Path) -> None:
+    """Neither an earlier revision's shards nor the record of the last look travel; that record's time gives no other address."""
+    from firstlight.app.copying import plan_copy
+
+    class There(LocalHost):
+        name, is_local = "ssh://spark", False  # type: ignore[assignment]
+
+    (tmp_path / "m" / ".firstlight" / "earlier").mkdir(parents=True)
+    (tmp_path / "m" / "config.json").write_text("{}")
+    (tmp_path / "m" / ".firstlight" / "earlier" / "model.safetensors").write_bytes(bytes(100))
+    (tmp_path / "m" / ".firstlight" / "manifest.json").write_text("1")
+    first = plan_copy(str(tmp_path / "m"), There())
+    (tmp_path / "m" / ".firstlight" / "manifest.json").write_text("2")
+    assert (first.files, plan_copy(str(tmp_path / "m"), There())) == ([("config.json", 2)], first)
+
+
 async def test_a_large_model_is_copied_after_a_yes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from firstlight.app.copying import Copy
     from firstlight.app.stages import start
