@@ -190,7 +190,13 @@ class LogReader:
         ):
             return
         quiet = (line.level in _QUIET or (line.level is None and text.startswith(_MILD))) and not text.startswith("Traceback")
-        if self.troubled and line.level in _ROUTINE and len(self.alive) < WORKERS_KEPT and not _ENDING.search(text):
+        if (
+            self.troubled
+            and self.ready_line is None
+            and line.level in _ROUTINE
+            and len(self.alive) < WORKERS_KEPT
+            and not _ENDING.search(text)
+        ):
             self.alive[line.worker] = [*self.alive.get(line.worker, ())[-(ALIVE_LINES - 1) :], line.number]
         if self._milestone(line) or quiet:
             self._quiet(line)

@@ -215,6 +215,7 @@ def parse(number: int, raw: str) -> list[Line]:
     """The line or lines in one printed piece: two processes that wrote without a newline between them are taken apart."""
     if line := _plain(number, raw, 0):
         return line
+    whole = raw
     if "\x1b" in raw:
         raw = _ANSI.sub("", raw)
     elif line := _unled(number, raw):
@@ -229,8 +230,11 @@ def parse(number: int, raw: str) -> list[Line]:
         return [line for text in lines for line in parse(number, text)]
     if raw[:1] == " " and (m := _INDENTED.match(raw)):
         raw = raw[m.end() :]
-    if (at := _carried(raw)) and (line := _plain(number, raw, at)):
+    at = _carried(raw)
+    if (at or raw is not whole) and (line := _plain(number, raw, at)):
         return line
+    if at and raw.startswith("{", at) and (lines := _unwrapped(raw[at:])):
+        return [line for text in lines for line in parse(number, text)]
     return _apart(number, raw) if _SECOND.search(raw, 8) else [_one(number, raw)]
 
 

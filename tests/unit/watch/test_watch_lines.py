@@ -149,3 +149,10 @@ def test_a_json_record_with_its_traceback_is_as_many_lines() -> None:
 def test_other_json_is_plain_text(raw: str) -> None:
     (line,) = parse(1, raw)
     assert line.text == raw
+
+
+@pytest.mark.parametrize("carried", ["vllm-1  | ", "Oct 12 08:00:05 gpu7 vllm[99]: ", "2026-10-12T08:00:05.123456789Z stderr F "])
+def test_a_json_line_behind_a_transport_is_unwrapped(carried: str) -> None:
+    record = '{"levelname": "ERROR", "name": "vllm.v1.core", "vllm_process_name": "EngineCore", "process": 9, "message": "kestrel fell"}'
+    (line,) = parse(3, carried + record)
+    assert (line.number, line.worker, line.level, line.text) == (3, "EngineCore", "ERROR", "kestrel fell")
