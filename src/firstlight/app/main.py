@@ -9,8 +9,12 @@ def main() -> None:
 
         print(f"firstlight {__version__}")
         return
-    from firstlight.app.group import run
-    from firstlight.app.terminal import prepare_streams
+    try:
+        from firstlight.app.group import run
+        from firstlight.app.terminal import prepare_streams
 
-    prepare_streams()
-    sys.exit(run(sys.argv[1:]))
+        prepare_streams()
+        code = run(sys.argv[1:])
+    except KeyboardInterrupt:  # while modules are loaded; later ones `run` tells in words
+        code = 130
+    sys.exit(code)
