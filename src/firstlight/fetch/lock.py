@@ -5,7 +5,7 @@ import fcntl
 import os
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import msgspec
@@ -47,8 +47,10 @@ def _opened(path: Path) -> int:
     """To be written to, as network file systems want it; another user's lock in a shared cache is only read."""
     try:
         return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-    except PermissionError:
-        return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except PermissionError as e:
+        with suppress(FileNotFoundError):
+            return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        raise e
 
 
 def _is_at(fd: int, path: Path) -> bool:
