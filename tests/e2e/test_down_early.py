@@ -43,3 +43,22 @@ def test_a_rehearsal_is_shown_and_can_be_ended(firstlight: Firstlight, llama_fol
     assert process.returncode == -9
     assert [r["state"] for r in firstlight.runs()] == ["stopped"]
     assert json.loads((folder / "rehearsal/1/exit.json").read_text())["proof"]["clean"] is True
+
+
+def test_an_endpoint_that_is_stopped_while_it_is_verified_has_not_failed(firstlight: Firstlight, llama_folder: Path) -> None:
+    """The first answer never comes, so that whoever verifies is still at it when the run is ended."""
+    hangs = {"FAKE_ENGINE_SCRIPT": "hang-first"}
+    process = firstlight.start("up", str(llama_folder), *OWN, "--name", "tiny", "--rehearse", "never", env=hangs)
+
+    def verifying() -> bool:
+        runs = firstlight.runs()
+        events = (run_folder(runs[0]) / "events.jsonl").read_text() if runs else ""
+        return any(json.loads(line)["stage"] == "verify" for line in events.splitlines())
+
+    wait_for(verifying)
+    ended = firstlight("down", "tiny")
+    assert ended.returncode == 0, ended.stderr
+    _, said = process.communicate(timeout=LIMIT_SECONDS)
+    assert process.returncode in (5, 143), said  # it saw what happened, or was told to stop after a while
+    assert "error verification-failed" not in said
+    assert [r["state"] for r in firstlight.runs()] == ["stopped"]

@@ -53,6 +53,11 @@ def test_around_the_launch(firstlight: Firstlight, llama_folder: Path, own_home:
     wait_for(lambda: not left_in(own_home), seconds=20)
 
 
+def watches_begun(home: Path) -> int:
+    events = [json.loads(line) for path in home.rglob("events.jsonl") for line in path.read_text().splitlines()]
+    return sum((e["kind"], e["stage"]) == ("stage-started", "watch") for e in events)
+
+
 def test_up_again_after_its_terminal_closed_waits_until_it_is_ready(firstlight: Firstlight, llama_folder: Path, own_home: Path) -> None:
     """The supervisor has outlived the first `up`: the second follows the rest of the start, and calls nothing served before."""
     go = own_home / "go"
@@ -62,7 +67,7 @@ def test_up_again_after_its_terminal_closed_waits_until_it_is_ready(firstlight: 
     first.send_signal(signal.SIGHUP)
     first.communicate(timeout=60)
     again = firstlight.start(*up(llama_folder, "--rehearse", "never"), env=script)
-    time.sleep(3)
+    wait_for(lambda: watches_begun(own_home) == 2)
     assert again.poll() is None
     go.touch()
     out, said = again.communicate(timeout=60)

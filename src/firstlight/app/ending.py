@@ -16,6 +16,7 @@ from firstlight.launch.ownership import find_processes
 from firstlight.probe.hosts import open_host
 
 SUPERVISOR_SECONDS = 5.0
+LEAVING_SECONDS = 15.0
 WORKER_SECONDS = 120.0  # an `up` that is told to end may have to end an engine first
 
 
@@ -27,6 +28,8 @@ def end(folder: RunFolder, *, kill: bool = False) -> Run:
     run = folder.run if _end_worker(folder, kill=kill) else reconcile(folder)
     client = SupervisorClient(open_host(run.host), folder.attempt_there)
     proof = _proof(client, kill) if _lives(client) else None
+    if proof is not None:
+        _await_worker(folder, run.attempt, kill=kill)
     if proof is not None and proof.get("clean") is False:
         raise FirstlightError(
             "not-clean", f"something of {run.name!r} is still there", evidence=tuple(describe(proof)), hint="look at it, and try again"
@@ -48,15 +51,32 @@ def _end_worker(folder: RunFolder, *, kill: bool) -> bool:
         raise FirstlightError("run-in-progress", said, hint="Ctrl-C there ends it")
     if pid is None or pid == os.getpid():
         return False
+    _end_process(store, run.name, pid, kill=kill)
+    _end_rehearsals(folder, run)
+    return True
+
+
+def _await_worker(folder: RunFolder, attempt: int, *, kill: bool) -> None:
+    """Who is at work on the run sees its engine's end and leaves. One that heals begins the next attempt instead: it is told to stop."""
+    store, run, until = RunStore(), folder.run, time.monotonic() + LEAVING_SECONDS
+    while store.claimed(run.name) and next((f.path for f, _ in store.active(run.name)), folder.path) == folder.path:
+        pid = store.claimant(run.name)
+        if pid is None or pid == os.getpid():
+            return
+        if folder.run.attempt > attempt or time.monotonic() > until:
+            _end_process(store, run.name, pid, kill=kill)
+            return
+        time.sleep(0.05)
+
+
+def _end_process(store: RunStore, name: str, pid: int, *, kill: bool) -> None:
     with suppress(ProcessLookupError):
         os.kill(pid, signal.SIGKILL if kill else signal.SIGTERM)
     until = time.monotonic() + WORKER_SECONDS
-    while store.claimed(run.name):
+    while store.claimed(name):
         if time.monotonic() > until:
-            raise FirstlightError("not-clean", f"the firstlight that starts {run.name!r} does not end", evidence=(f"pid {pid}",))
+            raise FirstlightError("not-clean", f"the firstlight that starts {name!r} does not end", evidence=(f"pid {pid}",))
         time.sleep(0.05)
-    _end_rehearsals(folder, run)
-    return True
 
 
 def _works_on(store: RunStore, folder: RunFolder, run: Run) -> bool:

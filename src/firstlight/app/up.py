@@ -12,7 +12,8 @@ from firstlight.app.elsewhere import folder_there
 from firstlight.app.reconcile import reconcile
 from firstlight.app.session import Session
 from firstlight.app.stages import start, watching
-from firstlight.app.stages.hearing import STOPPED_MEANWHILE
+from firstlight.app.stages.failing import EngineFailed
+from firstlight.app.stages.hearing import STOPPED_MEANWHILE, stopped_meanwhile, was_stopped
 from firstlight.core.errors import Exit, FirstlightError, UsageError
 from firstlight.core.intent import Intent
 from firstlight.core.plan import PlanSet
@@ -96,11 +97,20 @@ async def _fresh(session: Session) -> None:
         await heal.start_with_remedies(session)
         await flow.run_stages(session, flow.on_request(session, flow.stages_between("verify", "report")))
     except FirstlightError as e:
-        _close(session, e)
-        raise
+        told = await asyncio.to_thread(_as_stopped, session, e)
+        _close(session, told)
+        if told is e:
+            raise
+        raise told from None
     except asyncio.CancelledError:
         await _interrupted(session)
         raise
+
+
+def _as_stopped(session: Session, error: FirstlightError) -> FirstlightError:
+    """What is found at an endpoint that somebody has just stopped says nothing of it; the trials of `--blame` stop it themselves."""
+    settled = isinstance(error, EngineFailed) or error.code == STOPPED_MEANWHILE or session.options.blame
+    return error if settled or not was_stopped(session) else stopped_meanwhile(session, "was verified and measured")
 
 
 def _close(session: Session, error: FirstlightError) -> None:

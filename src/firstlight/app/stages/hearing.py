@@ -75,11 +75,22 @@ class Pauses:
         self._session.emitter.emit("say", text=told if self._stopped else "the supervisor goes on")
 
 
-def stopped_meanwhile(session: Session) -> EngineError:
+def was_stopped(session: Session) -> bool:
+    """Whether somebody told the supervisor of the session's attempt to end, and it did."""
+    if session.supervisor is None:
+        return False
+    try:
+        status = session.supervisor.status()
+    except FirstlightError:
+        return False
+    return bool(status.state == "stopped" and status.reason == "stopped")
+
+
+def stopped_meanwhile(session: Session, doing: str = "started") -> EngineError:
     """`firstlight down` elsewhere, or a SIGTERM to the supervisor: nothing failed, so that there is nothing to diagnose or to heal."""
     return EngineError(
         STOPPED_MEANWHILE,
-        "the run was stopped while it started",
+        f"the run was stopped while it {doing}",
         evidence=("its supervisor was told to stop: by `firstlight down`, or by a signal",),
         hint=f"firstlight up {session.intent.model}",
     )
