@@ -1,6 +1,8 @@
 """The pages say what the code does: the example adapter works, every event and file is named."""
 
+import json
 import re
+from collections import Counter
 from pathlib import Path
 
 from firstlight.core.checkpoint import Checkpoint
@@ -40,6 +42,16 @@ def test_every_event_is_named_on_the_page() -> None:
     emitted = set(re.findall(r'\.event\(\s*"([a-z-]+)"', sources)) | {"engine-adopted", "healthy", "unhealthy", "paused", "continued"}
     page = (ROOT / "docs" / "launch.md").read_text()
     assert {kind for kind in emitted if f"`{kind}`" not in page} == set()
+
+
+def test_the_page_tells_as_many_faults_as_the_results_have_and_none_lost_anything() -> None:
+    rows = json.loads((ROOT / "bench" / "results" / "faults.json").read_text())["rows"]
+    page = (ROOT / "docs" / "launch.md").read_text()
+    count = Counter(row["engine"] for row in rows)
+    told = f"{len(rows)} faults ({count['fake']} on the fake engine"
+    assert told in page
+    assert f"{count['llamacpp']} on llama.cpp; {count['vllm']} on vLLM's CPU build" in page
+    assert [row["fault"] for row in rows if row["lost"] or not row["as_expected"]] == []
 
 
 def test_the_supervisor_needs_nothing_but_the_standard_library() -> None:
