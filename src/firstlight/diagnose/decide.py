@@ -143,7 +143,8 @@ def _outcome(reader: LogReader, deadly: list[Judged], exit_status: int | None) -
     if reader.ready_line is None:
         ended = exit_status is not None and reader.stop_line is None
         return "failed" if deadly or deaths or bad_exit or ended or _torn(reader) else "incomplete"
-    return "serving-failed" if died or bad_exit or any(j.role in ("cause", "wrapper") for j in deadly) else "ready"
+    failed = died or bad_exit or any(j.role in ("cause", "wrapper") for j in deadly) or (_torn(reader) and reader.loop_broke)
+    return "serving-failed" if failed else "ready"
 
 
 def _torn(reader: LogReader) -> bool:

@@ -50,6 +50,7 @@ _ACCESS = " HTTP/1."
 _CHATTER = ("loggers.py:", "logger.py:", "metrics.py:", "async_llm.py:")  # what a server says of every request and every ten seconds
 _ANSWERED = re.compile(r'"(?:GET|POST) /\S* HTTP/1\.\d" \d{3}')
 _V0_LOOP = re.compile(r'vllm/engine/multiprocessing/engine\.py", line \d+, in (?:run_engine_loop|start|run_mp_engine)\b')
+_CORE_LOOP = re.compile(r'/v1/engine/core\.py", line \d+, in (?:run_engine_core|run_busy_loop|_process_engine_step|step\w*)\b')
 _FRAME = re.compile(r'Traceback|\s*(?:File "|\^|~)|\s{4,}\S')
 
 
@@ -107,6 +108,7 @@ class LogReader:
         self.benign: dict[str, tuple[int, list[int]]] = {}
         self.alive: dict[str | None, list[int]] = {}
         self.troubled = False
+        self.loop_broke = False
         self._indent: int | None = None
         self._held: list[tuple[int, str]] = []
         self._index: dict[tuple[str, str], Seen] = {}
@@ -204,6 +206,7 @@ class LogReader:
         loud = line.level in _LOUD and _FRAME.match(text) and not is_of_request(line.source)
         if text.startswith(("Traceback", '  File "')) if line.level is None else loud:
             self.frame_line = line.number
+            self.loop_broke = self.loop_broke or bool(_CORE_LOOP.search(text))
             self.frame_texts = [*self.frame_texts[-5:], text]
         self.troubled = self.troubled or line.level in _LOUD or text.startswith("Traceback")
         for unit in self._collector.feed(line):

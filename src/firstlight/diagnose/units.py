@@ -35,8 +35,8 @@ _COUNTED = re.compile(r"\d validation errors? for \w+\s*$")
 _REFUSED = re.compile(
     r"validation errors? for \w+\s+(?:[\w.-]+\s+)?(?:Value|Assertion) (?:error|failed), (?P<message>.+?)(?: \[type=|$)", re.DOTALL
 )
-
-
+_REFUSED_ALONE = re.compile(r"(?:Value|Assertion) (?:error|failed), (?P<message>.+?)(?: \[type=|$)", re.DOTALL)
+_REFUSED_V1 = re.compile(r"[^\n]*validation errors? for \w+\s+__root__\s+(?P<message>.+?)(?: \(type=|$)", re.DOTALL)  # pydantic 1
 _TYPED = re.compile(r"(?:[\w.]+\.)?[A-Z]\w*(?:Error|Exception|Interrupt|Exit)\b")
 _TYPES = (
     (re.compile(r"has no attribute '"), "AttributeError"),
@@ -67,7 +67,7 @@ def essence(text: str) -> str | None:
     """The error that a message only carries on: a worker's, quoted by the engine core, or a check's inside pydantic's report."""
     if m := _QUOTED.search(text) or _ORIGINAL.search(text):
         return typed_message(m["message"]) if m["message"].strip("'\" ") else None
-    m = _REFUSED.search(text)
+    m = _REFUSED.search(text) or _REFUSED_ALONE.match(text) or _REFUSED_V1.match(text)
     return f"ValueError: {m['message']}" if m else None
 
 

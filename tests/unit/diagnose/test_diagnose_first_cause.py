@@ -352,3 +352,12 @@ def test_the_rest_of_an_unknown_message_that_a_rule_knows_is_read() -> None:
     )
     assert found.cause is not None
     assert found.cause.code == "cuda-error"
+
+
+def test_the_core_loops_frames_between_answers_are_a_server_that_failed() -> None:
+    log = b"""(ApiServer_3 pid=7) INFO:     192.0.2.1:45516 - "POST /v1/completions HTTP/1.1" 200 OK
+(EngineCore_DP0 pid=8) ERROR 10-12 08:00:31 [v1/engine/core.py:710]   File "/v/vllm/v1/engine/core.py", line 754, in _process_engine_step
+(EngineCore_DP0 pid=8) ERROR 10-12 08:00:31 [v1/engine/core.py:710]     outputs, model_executed = self.step_fn()
+(ApiServer_3 pid=7) INFO:     192.0.2.1:45520 - "POST /v1/completions HTTP/1.1" 200 OK
+"""
+    assert diagnose(log).outcome == "serving-failed"
