@@ -52,8 +52,8 @@ def pause(took: float, elapsed: float) -> float:
 class Sampler:
     """Reads /metrics while a level runs, and nothing where there is no /metrics.
 
-    vLLM builds that text in the process that also writes the streams: on two cores a read takes 30 ms, and twenty a second slowed decode steps
-    of four users by 4 %, four by 1 %. So looks are as far apart as the level is old, and then take a hundredth of the time.
+    vLLM builds that text in the process that also writes the streams: a read takes 30 ms on two cores. Twenty a second slowed the steps of
+    four users by 4 %, four by 1 %. So looks are as far apart as the level is old, and then take a hundredth of the time.
     """
 
     def __init__(self, target: Target) -> None:
