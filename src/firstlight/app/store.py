@@ -5,6 +5,7 @@ import os
 import re
 import secrets
 import time
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -197,7 +198,9 @@ class RunStore:
             paths = [p for p in self.root.iterdir() if (p / "run.json").exists()]
         except OSError:
             return []
-        return [RunFolder(p) for p in sorted(paths, key=lambda p: _created(p), reverse=True)]
+        at_once = Counter(map(_created, paths))
+        age = {p: (_created(p), _moment(p) if at_once[_created(p)] > 1 else 0.0) for p in paths}
+        return [RunFolder(p) for p in sorted(paths, key=lambda p: age[p], reverse=True)]
 
     def scan(self) -> tuple[list[tuple[RunFolder, Run]], list[UnreadableRun]]:
         """Readable runs (on the host that `--host` chose), newest first, and those that are not, with the reason."""
@@ -293,5 +296,13 @@ class RunStore:
 
 
 def _created(path: Path) -> str:
-    """Ids end in their time stamp: NAME-YYYYMMDD-HHMMSS-xxxx."""
-    return "-".join(path.name.rsplit("-", 3)[1:])
+    """The second that an id tells: NAME-YYYYMMDD-HHMMSS-xxxx."""
+    return "-".join(path.name.rsplit("-", 3)[1:3])
+
+
+def _moment(path: Path) -> float:
+    """Of runs of one second, the run's own record says which came first."""
+    try:
+        return RunFolder(path).run.created
+    except FirstlightError:
+        return 0.0

@@ -7,6 +7,7 @@ import pytest
 
 from firstlight.app.cli.service import command
 from firstlight.app.services import find_service, installed_services, plain_name, replacing, services_folder
+from firstlight.app.store import RunStore
 from firstlight.core.errors import UsageError
 from firstlight.deploy.systemd import UnitState
 
@@ -99,3 +100,11 @@ def test_a_unit_that_the_manager_has_not_come_to_is_not_over(active: str, sub: s
     """`systemctl start --no-block` returns before the job begins: for a moment the unit is as dead as one that will not come."""
     state = UnitState(unit="u", scope="user", loaded=True, active=active, sub=sub, queued=queued)
     assert state.over is over
+
+
+def test_of_runs_that_began_in_one_second_the_later_one_is_the_newest() -> None:
+    """A service that restarts at once, a refused start and the next: `logs NAME` means the one that came last."""
+    store = RunStore()
+    made = [store.create(name="kept", model="m", host="local").path.name for _ in range(12)]
+    assert [f.path.name for f in store.folders()] == made[::-1]
+    assert store.find("kept").path.name == made[-1]
