@@ -105,6 +105,11 @@ def member_killed(what: str, kit: Kit) -> Result:
     return _member_died(client, pid, strike(pid))
 
 
+def api_server_killed(kit: Kit) -> Result:
+    client = begin(kit, "compiles")
+    return died(client, strike(engine_pid(client)))
+
+
 def supervisor(signal: str, phase: str, kit: Kit) -> Result:
     return _unsupervised_or_unseen(begin(kit, phase), signal)
 
@@ -221,12 +226,13 @@ CASES = [
     row("SIGSTOP, then SIGSEGV of the API server while it compiles", partial(api_server, "compiles")),
     *(row(f"SIGSTOP, then SIGSEGV of {w} while it {p}", partial(member, w, p)) for w in TITLES for p in ("loads", "compiles")),
     *(row(f"SIGKILL of {w} while it compiles", partial(member_killed, w)) for w in TITLES),
+    row("SIGKILL of the API server while it compiles", api_server_killed),
     row("SIGKILL of the supervisor while vLLM compiles", partial(supervisor, "SIGKILL", "compiles")),
     *(row(f"SIGSEGV of {w} while it serves", partial(member, w, "serves")) for w in TITLES),
     *(
         row(f"{s} of the supervisor while vLLM {p}", partial(supervisor, s, p))
         for s in ("SIGSEGV", "SIGSTOP")
-        for p in ("imports", "loads", "serves")
+        for p in ("imports", "loads", "compiles", "serves")
     ),
     row("SIGSTOP, then SIGKILL of rank 1 of two while they load", partial(rank, "SIGKILL", 1, "loads")),
     row("SIGSTOP, then SIGSEGV of rank 0 of two while they load", partial(rank, "SIGSEGV", 0, "loads")),
