@@ -4,9 +4,9 @@
                            [--only NAME;...] [--repeat N] [--table]
 
 Damaged models are made once into --work. Gross damage is judged black box, by the quick profile as it is shipped; mild damage against a
-reference of the healthy model on the same engine. A healthy endpoint is judged --repeat times by the quick profile and once by the full
-one (not with --no-full), with time for every check. Rows are kept in bench/results/verify.json as they come; --table prints them as
-Markdown and starts nothing.
+reference of the healthy model on the same engine (`--tolerance exact`). A healthy endpoint is judged --repeat times by the quick profile
+and once by the full one (not with --no-full), with time for every check. Rows are kept in bench/results/verify.json as they come; --table
+prints them as Markdown and starts nothing.
 """
 
 # ruff: noqa: E402
@@ -182,7 +182,8 @@ async def judge(args: argparse.Namespace, engine: str, expected: str, name: str,
     file = reference_file(args, engine, name)
     trusted = decode(file.read_bytes(), Reference) if expected == "mild" else None
     claims = Claims(kind="base") if "base" in name else Claims(json_schema=True)
-    verdicts = [await verify(found, claims=claims, trusted=trusted, budget_seconds=BUDGET if expected == "healthy" else None)]
+    budget = BUDGET if expected == "healthy" else None
+    verdicts = [await verify(found, claims=claims, trusted=trusted, tolerance="exact", budget_seconds=budget)]
     if expected == "healthy":
         verdicts += [await verify(found, claims=claims, budget_seconds=BUDGET) for _ in range(args.repeat - 1)]
         verdicts += [await verify(found, profile="full", claims=claims, budget_seconds=BUDGET)] if not args.no_full else []

@@ -166,13 +166,15 @@ def against(trusted: Reference, tolerance: str) -> Callable[[Session], Awaitable
             missing = f"{len(rows) - len(kept)} of {len(rows)} prompts"
             return Outcome(passed=False, evidence=[f"nothing to compare: no logprobs in /completions for {missing}"])
         digest = await _tokens_digest(session, trusted.prompts) if trusted.tokens_digest else None
-        return judge(distance(trusted, kept), tolerance, trusted, model=session.api.model, digest=digest)
+        return judge(distance(trusted, kept), tolerance, trusted, model=session.api.model, engine=session.engine, digest=digest)
 
     return check
 
 
-def judge(found: Distance, tolerance: str, trusted: Reference, *, model: str | None = None, digest: str | None = None) -> Outcome:
-    """model, digest: the served name and the digest of the prompts' token ids here, where known.
+def judge(
+    found: Distance, tolerance: str, trusted: Reference, *, model: str | None = None, engine: str | None = None, digest: str | None = None
+) -> Outcome:
+    """model, engine, digest: the served name, the engine and the digest of the prompts' token ids here, where known.
 
     Other token ids are another vocabulary, whatever the distributions say. Another name is only said: one checkpoint is served by many.
     """
@@ -185,6 +187,9 @@ def judge(found: Distance, tolerance: str, trusted: Reference, *, model: str | N
     wide = TOLERANCES["quantized"]
     mild = not ok and not others and found.kl <= wide.kl and found.top1 >= wide.top1 and tolerance == "same"
     note = f"as far off as {wide.what}; if that is what this is: --tolerance quantized" if mild else f"judged as {limit.what}"
+    exact = TOLERANCES["exact"]
+    if ok and tolerance == "same" and engine is not None and engine == trusted.engine and (found.kl > exact.kl or found.top1 < exact.top1):
+        note = f"WARNING: more than {exact.what} differ by (KL {exact.kl}); where nothing else changed, this is damage: --tolerance exact"
     named = _other_name(trusted, model)
     evidence = [head, *others, *([] if ok else found.worst)]
     return Outcome(passed=ok, evidence=evidence, note=f"{named}; {note}" if named else note)

@@ -159,6 +159,16 @@ def test_a_quantization_sized_distance_names_the_tolerance_that_would_take_it() 
     assert "--tolerance quantized" in found.note
 
 
+def test_more_than_the_same_engine_differs_by_is_told() -> None:
+    trusted = Reference(model="m", engine="vllm", taken=0.0, prompts=["p"], rows=[row(a=-0.5, b=-1.2)])
+    near = distance(trusted, [row(a=-0.565, b=-1.075)])
+    assert 0.0030 < near.kl < 0.0047
+    notes = {engine: judge(near, "same", trusted, engine=engine).note or "" for engine in ("vllm", "llamacpp", None)}
+    assert "--tolerance exact" in notes["vllm"]
+    assert all(notes[other].startswith("judged as") for other in ("llamacpp", None))
+    assert judge(near, "exact", trusted, engine="vllm").passed is False
+
+
 def test_prompts_are_fixed_and_many_enough() -> None:
     assert len(prompts()) == len(set(prompts())) >= 100
     assert len(facts()) >= 5
