@@ -117,7 +117,7 @@ def test_killed_it_comes_back_verified_and_leaves_nothing(kept: Kept, whom: str,
     wait_for(back, 400)
     assert all(verified for active, verified in seen if active), "active only once verified"
     assert kept.latest("verdict.json")["passed"]
-    assert kept.answer().strip()
+    wait_for(lambda: kept.answer().strip(), 120)  # one question has a time limit, and the machine may be busy
     processes = kept.processes()
     assert f"\n{engine:>7} " not in processes, "the former engine is still there"
     assert processes.count("firstlight service run") == 1
