@@ -13,7 +13,8 @@ from firstlight.core.diagnosis import Benign
 from firstlight.diagnose.place import place_of_frames, place_of_process, place_of_type
 from firstlight.diagnose.remedies import value_of
 from firstlight.diagnose.units import LAST, Collector, Unit, essence, is_repr, level_of, template, typed_message
-from firstlight.engines.lines import Line, Splitter, parse
+from firstlight.engines.lines import Line, parse
+from firstlight.engines.splitting import Splitter
 
 ENGINES = ("vllm", "llamacpp", "sglang")
 UNITS_KEPT = 400

@@ -1,16 +1,10 @@
 """What an engine's output line is: transport prefixes peeled, then worker, level, source and text. Pure; used by watch and diagnose."""
 
-import calendar
 import re
-from functools import lru_cache
-from typing import Any
 
-import msgspec
 from msgspec import Struct, structs
 
-LINE_LIMIT = 65536
-REDRAWN = 4  # bars of one line with the same percentage
-_BAR_ENDS = ("it/s]", "s/it]")
+from firstlight.engines.unwrapping import ANSI, unwrapped
 
 
 class Line(Struct, frozen=True, gc=False):
@@ -30,107 +24,8 @@ class Line(Struct, frozen=True, gc=False):
     header: bool = False
 
 
-class Splitter:
-    """Bytes in any chunks -> the same numbered pieces. A line over LINE_LIMIT bytes keeps its beginning; memory is constant.
-
-    block: the bytes behind the pieces that were given last, for a look ahead over all of them.
-    """
-
-    def __init__(self) -> None:
-        self.block = b""
-        self._tail = b""
-        self._number = 1
-        self._dropping = False
-        self._bars = _Bars()
-
-    def feed(self, chunk: bytes) -> list[tuple[int, str]]:
-        """Complete pieces (ended by newline or carriage return) with their line numbers; empty ones are left out."""
-        if self._dropping:
-            chunk = self._skip_rest(chunk)
-        data = self._tail + chunk if self._tail else chunk
-        cut = max(data.rfind(b"\n"), data.rfind(b"\r")) + 1
-        self._keep(data[cut:])
-        self.block = _shortened(data[:cut])
-        return self._pieces(self.block) if cut else []
-
-    def close(self) -> list[tuple[int, str]]:
-        """What is left without a line end."""
-        rest, self._tail = self._tail, b""
-        self.block = rest
-        return [*(self._pieces(rest) if rest else []), *self._bars.flush()]
-
-    def _skip_rest(self, chunk: bytes) -> bytes:
-        ends = [i for i in (chunk.find(b"\n"), chunk.find(b"\r")) if i >= 0]
-        if not ends:
-            return b""
-        self._dropping = False
-        return chunk[min(ends) :]
-
-    def _keep(self, rest: bytes) -> None:
-        if len(rest) > LINE_LIMIT:
-            rest = rest[:LINE_LIMIT]
-            self._dropping = True
-        self._tail = rest
-
-    def _pieces(self, block: bytes) -> list[tuple[int, str]]:
-        found: list[tuple[int, str]] = []
-        number = self._number
-        lines = block.decode("utf-8", "replace").split("\n")
-        for line in lines:
-            if "\r" in line:
-                for piece in line.split("\r"):
-                    if piece:
-                        found += self._bars.take(number, piece)
-            elif line:
-                found += self._bars.take(number, line)
-            number += 1
-        self._number += len(lines) - 1
-        return found
-
-
-class _Bars:
-    """Progress bars are drawn again and again in one line: of those with the same percentage the first few are given, and the last."""
-
-    def __init__(self) -> None:
-        self._drawn: tuple[int, str] | None = None
-        self._times = 0
-        self._held: tuple[int, str] | None = None
-
-    def take(self, number: int, piece: str) -> list[tuple[int, str]]:
-        """The pieces that are to be read now, in their order."""
-        if not piece.endswith(_BAR_ENDS):
-            found = [*self.flush(), (number, piece)] if self._drawn else [(number, piece)]
-            self._drawn = None
-            return found
-        drawn = (number, piece.partition("%")[0])
-        if drawn != self._drawn:
-            found = [*self.flush(), (number, piece)]
-            self._drawn, self._times = drawn, 1
-            return found
-        self._times += 1
-        if self._times <= REDRAWN:
-            return [(number, piece)]
-        self._held = (number, piece)
-        return []
-
-    def flush(self) -> list[tuple[int, str]]:
-        held, self._held = self._held, None
-        return [held] if held else []
-
-
-def _shortened(block: bytes) -> bytes:
-    """The block with every overlong line cut to LINE_LIMIT bytes."""
-    if len(block) <= LINE_LIMIT:
-        return block
-    lines = block.replace(b"\r", b"\r\x00").split(b"\n") if b"\r" in block else block.split(b"\n")
-    if b"\r" not in block:
-        return block if max(map(len, lines)) <= LINE_LIMIT else b"\n".join(line[:LINE_LIMIT] for line in lines)
-    return b"\n".join(b"\r".join(p[:LINE_LIMIT] for p in line.split(b"\r")) for line in block.split(b"\n"))
-
-
 _ANSI_NAMED = re.compile(r"(?:ESC|\^\[|␛|(?<=\))|^)\[\d{1,2}(?:;\d{1,2})*m")
 _COLOUR = re.compile(r"\[\d{1,2}(?:;\d{1,2})*m")
-_ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-_])")
 _LEVELS = r"(?:DEBUG|INFO|WARNING|WARN|ERROR|CRITICAL|FATAL)"
 _NAMED = re.compile(
     r"\((?P<name>[A-Za-z_][^()=]*(?:\([^()]*(?:\([^()]*\))?\))?)?(?P<rank> rank=\d+)?,? ?pid=(?P<pid>\d+)(?:, ip=(?P<ip>[\w.:]+))?\) ?"
@@ -217,7 +112,7 @@ def parse(number: int, raw: str) -> list[Line]:
         return line
     whole = raw
     if "\x1b" in raw:
-        raw = _ANSI.sub("", raw)
+        raw = ANSI.sub("", raw)
     elif line := _unled(number, raw):
         return line
     elif raw.find("[", 0, 48) >= 0 and _COLOUR.search(raw, 0, 48):
@@ -226,14 +121,14 @@ def parse(number: int, raw: str) -> list[Line]:
         raw = raw[2:]
     if "pid=" in raw[:48] and _CUT.match(raw):
         raw = f"({raw}"
-    if raw.startswith("{") and (lines := _unwrapped(raw)):
+    if raw.startswith("{") and (lines := unwrapped(raw)):
         return [line for text in lines for line in parse(number, text)]
     if raw[:1] == " " and (m := _INDENTED.match(raw)):
         raw = raw[m.end() :]
     at = _carried(raw)
     if (at or raw is not whole) and (line := _plain(number, raw, at)):
         return line
-    if at and raw.startswith("{", at) and (lines := _unwrapped(raw[at:])):
+    if at and raw.startswith("{", at) and (lines := unwrapped(raw[at:])):
         return [line for text in lines for line in parse(number, text)]
     return _apart(number, raw) if _SECOND.search(raw, 8) else [_one(number, raw)]
 
@@ -378,61 +273,3 @@ def _level(level: str | None) -> str | None:
 def _text(raw: str, at: int) -> str:
     text = raw[at:]
     return _REPEATED.sub("", text) if text.endswith("]") else text
-
-
-def _unwrapped(raw: str) -> list[str]:
-    """A line wrapped as JSON by a container runtime, by journald or by a JSON logging configuration, as the engine would have printed it.
-
-    A message of several lines and its traceback are as many lines. Empty for what is no such line.
-    """
-    try:
-        record = msgspec.json.decode(raw)
-    except (msgspec.DecodeError, RecursionError):
-        return []
-    if not isinstance(record, dict):
-        return []
-    if isinstance(log := record.get("log"), str):
-        return log.rstrip("\r\n").split("\n")
-    if (entry := _journal_entry(record)) is not None:
-        return entry.split("\n")
-    message = record.get("message") or record.get("msg")
-    if not isinstance(message, str):
-        return []
-    trace = record.get("exc_info") or record.get("stack_info")
-    header, text = _header_of(record), f"{message}\n{trace}" if isinstance(trace, str) else message
-    return [f"{header} {line}" for line in text.split("\n")]
-
-
-def _header_of(record: dict[str, Any]) -> str:
-    """`(EngineCore pid=7) INFO 2026-10-12 08:00:05,123 [core.py:9]` of a JSON record."""
-    name = record.get("vllm_process_name") or record.get("processName") or "pid"
-    name = "APIServer" if name == "MainProcess" else name
-    pid, logger = record.get("process"), str(record.get("name") or "log").rsplit(".", 1)[-1]
-    level, time = record.get("levelname") or record.get("level") or "INFO", record.get("asctime")
-    source = f"{record.get('filename', f'{logger}.py')}:{record.get('lineno', 0)}"
-    prefix = f"({name} pid={pid}) " if isinstance(pid, int) else ""
-    stamp = f" {time}" if isinstance(time, str) and _CALENDAR.fullmatch(time) else ""
-    return f"{prefix}{str(level).upper()}{stamp} [{source}]"
-
-
-def _journal_entry(record: dict[str, Any]) -> str | None:
-    """The line in `journalctl -o json`: text, or bytes as numbers where it holds colours."""
-    entry = record.get("MESSAGE")
-    if isinstance(entry, list) and all(isinstance(b, int) and 0 <= b < 256 for b in entry):
-        entry = _ANSI.sub("", bytes(entry).decode("utf-8", "replace"))
-    return entry if isinstance(entry, str) else None
-
-
-_CALENDAR = re.compile(r"(?:(\d{4})-)?(\d\d)-(\d\d)[ T](\d\d):(\d\d):(\d\d)(?:[.,](\d+))?")
-_SINCE_START = re.compile(r"(\d+)\.(\d\d)\.(\d\d\d)\.(\d\d\d)")
-
-
-@lru_cache(maxsize=64)
-def seconds_of(stamp: str) -> float | None:
-    """A line's own time in seconds: Unix time for a calendar stamp (2000 where it has no year), since the start for llama.cpp's."""
-    if m := _SINCE_START.fullmatch(stamp):
-        return int(m[1]) * 60 + int(m[2]) + int(m[3]) / 1e3 + int(m[4]) / 1e6
-    if (m := _CALENDAR.match(stamp)) is None or not 1 <= int(m[2]) <= 12 or not 1 <= int(m[3]) <= 31:
-        return None
-    whole = calendar.timegm((int(m[1] or 2000), int(m[2]), int(m[3]), int(m[4]), int(m[5]), int(m[6])))
-    return whole + float(f"0.{m[7] or 0}")

@@ -6,7 +6,9 @@ from msgspec import Struct
 
 from firstlight.catalog.milestones import RANK, Field, Milestone, load_milestones
 from firstlight.catalog.rules import Gate, benign_rules
-from firstlight.engines.lines import Line, Splitter, parse, seconds_of
+from firstlight.engines.lines import Line, parse
+from firstlight.engines.splitting import Splitter
+from firstlight.engines.stamps import seconds_of
 from firstlight.watch.numbers import numbers_of, settings_of
 from firstlight.watch.processes import PROCESSES_KEPT, Processes
 

@@ -3,7 +3,9 @@
 import msgspec
 import pytest
 
-from firstlight.engines.lines import Line, Splitter, parse, seconds_of
+from firstlight.engines.lines import Line, parse
+from firstlight.engines.splitting import Splitter
+from firstlight.engines.stamps import seconds_of
 
 TEXT = "Model loading took 1.5 GiB"
 

@@ -4,7 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from firstlight.catalog.milestones import PHASES, RANK
-from firstlight.engines.lines import REDRAWN, Splitter
+from firstlight.engines.splitting import REDRAWN, Splitter
 from firstlight.watch.processes import PROCESSES_KEPT, Processes, is_worker, replica_of
 from firstlight.watch.state import EngineLog
 

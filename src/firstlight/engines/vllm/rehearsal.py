@@ -11,7 +11,8 @@ from msgspec import Struct
 from firstlight.core.run import LaunchSpec
 from firstlight.core.units import GIB
 from firstlight.engines.command import option_value
-from firstlight.engines.lines import Splitter, parse
+from firstlight.engines.lines import parse
+from firstlight.engines.splitting import Splitter
 
 NESTED = ("text_config", "llm_config", "language_config", "thinker_config", "language_model", "llm", "text_model")
 _WEIGHTS = re.compile(r"Model loading took ([\d.]+) (?:GiB|GB)(?: memory)? and")
