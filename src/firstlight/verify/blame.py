@@ -207,7 +207,7 @@ async def _turn(knob: Knob, relaunch: Relaunch, ask: Ask, failed: list[str], bef
         return Blame(knob=knob.name, culprit=False, evidence=[f"did not start with it changed: {e}"])
     if endpoint is None:
         return None
-    changed = ", ".join(f"{c.field} {c.op} {c.value}" for c in knob.constraints)
+    changed = ", ".join(f"{c.field} left out" if c.value is None else f"{c.field} {c.op} {c.value}" for c in knob.constraints)
     return _judged(knob.name, changed, knob.remedy, failed, before, await ask(endpoint, failed))
 
 

@@ -306,6 +306,18 @@ async def test_blame_turns_knobs_until_the_failed_checks_pass() -> None:
     assert any(line.startswith("remedy (ask)") for line in found[-1].evidence)
 
 
+async def test_blame_says_what_was_left_out() -> None:
+    async def relaunch(knob: Knob) -> Endpoint | None:
+        return HERE if knob.name == "chat-template" else None
+
+    async def ask(endpoint: Endpoint, checks: object) -> Verdict:
+        return verdict(known_answers=True)
+
+    found = await find_culprit(verdict(known_answers=False), relaunch, ask, engine="vllm")
+    assert (found[-1].knob, found[-1].culprit) == ("chat-template", True)
+    assert found[-1].evidence[0] == "with --chat-template left out: 1 of 1 failed checks pass"
+
+
 async def test_blame_stops_when_its_time_is_over() -> None:
     async def never(*_: object) -> Endpoint | None:
         raise AssertionError("nothing may be started")
