@@ -3,6 +3,9 @@
 import shutil
 import subprocess
 import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -72,6 +75,24 @@ class Far:
         if pids:
             self.machine.run("kill", "-9", *pids)
         return len(pids)
+
+    @contextmanager
+    def cutting(self, times: int, every: float) -> Iterator[list[int]]:
+        """Cuts every connection every so many seconds, so many times, while the block runs; the list holds what each cut ended."""
+        cuts, over = list[int](), threading.Event()
+
+        def cutter() -> None:
+            while len(cuts) < times and not over.wait(every):
+                if ended := self.cut():
+                    cuts.append(ended)
+
+        thread = threading.Thread(target=cutter, daemon=True)
+        thread.start()
+        try:
+            yield cuts
+        finally:
+            over.set()
+            thread.join()
 
     def of_user(self) -> list[str]:
         """Commands of the login's processes, connections aside."""

@@ -2,7 +2,6 @@
 
 import json
 import sys
-import threading
 from pathlib import Path
 
 import pytest
@@ -48,22 +47,10 @@ def test_the_demo_is_kept_up_on_another_host(manager: Far, firstlight: Firstligh
     assert refused.returncode == 8, refused.stderr
     assert "stop-run" in refused.stderr
     assert systemctl(far, "is-active", UNIT).strip() != "active"
-    cuts, over = 0, threading.Event()
-
-    def cutter() -> None:
-        nonlocal cuts
-        while not over.wait(1.5) and cuts < 8:
-            cuts += far.cut() > 0
-
-    thread = threading.Thread(target=cutter, daemon=True)
-    thread.start()
-    try:
+    with far.cutting(8, every=1.5) as cuts:
         installed = firstlight(*INSTALL, "--allow", "carry-firstlight", "--allow", "stop-run", seconds=600)
-    finally:
-        over.set()
-        thread.join()
     assert installed.returncode == 0, installed.stderr
-    assert cuts >= 2
+    assert len(cuts) >= 2
     assert f"{UNIT} is active: serving" in installed.stdout
     assert "is stopped; port and memory are free" in installed.stderr, "what is said there is said here"
     assert firstlight.runs()[0]["state"] == "stopped", "the run that was verified made way, and is known to have"

@@ -7,7 +7,6 @@ import os
 import shutil
 import signal
 import sys
-import threading
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -70,20 +69,8 @@ def test_engines_are_listed_made_and_removed_there_through_cuts(far: Far, firstl
     python = str(Path(getattr(sys, "_base_executable", sys.executable)).resolve())
     install = ("engines", "install", "llamacpp@2026.1.0", *THERE, "--python", python)
     assert firstlight(*install).returncode == 8
-    over = threading.Event()
-
-    def cutter() -> None:
-        cuts = 0
-        while cuts < 6 and not over.wait(0.8):
-            cuts += far.cut() > 0
-
-    thread = threading.Thread(target=cutter, daemon=True)
-    thread.start()
-    try:
+    with far.cutting(6, every=0.8):
         made = firstlight(*install, "--yes", "-o", "json", seconds=300)
-    finally:
-        over.set()
-        thread.join()
     assert made.returncode == 0, made.stderr + made.stdout
     place = f"{HOME_THERE}/.local/share/firstlight/engines/llamacpp-2026.1.0"
     assert json.loads(made.stdout)["python"] == f"{place}/bin/python"
@@ -191,20 +178,8 @@ def test_a_plan_is_rehearsed_there_through_cuts_and_leaves_nothing(far: Far, fir
     shutil.copytree(llama_folder, far.machine.path(model))
     far.inside("chown", "-R", USER, HOME_THERE)
     words = ("rehearse", model, *THERE, "--engine", "vllm", "--engine-python", str(FAKE_PYTHON))
-    over = threading.Event()
-
-    def cutter() -> None:
-        cuts = 0
-        while cuts < 6 and not over.wait(1.5):
-            cuts += far.cut() > 0
-
-    thread = threading.Thread(target=cutter, daemon=True)
-    thread.start()
-    try:
+    with far.cutting(6, every=1.5):
         report = said(firstlight, *words, "--env", "FAKE_ENGINE_SCRIPT=slow")
-    finally:
-        over.set()
-        thread.join()
     assert report["passed"], report
     assert "one completion runs through every kernel" in report["proves"]
     (run,) = firstlight.runs()

@@ -197,25 +197,15 @@ def test_folders_are_copied_with_what_their_links_lead_to(far: Far, tool: str, t
 
 
 def test_a_copy_goes_on_through_cuts(far: Far, tmp_path: Path) -> None:
-    folder, cuts, over = tmp_path / "large", 0, threading.Event()
+    folder = tmp_path / "large"
     folder.mkdir()
     for i in range(24):
         (folder / f"shard-{i}.safetensors").write_bytes(os.urandom(8 << 20))
     seen: list[int] = []
-
-    def cutter() -> None:
-        nonlocal cuts
-        while cuts < 3 and not over.wait(0.3):
-            cuts += far.cut() > 0
-
     host = SshHost(HOST)
     copy = plan_copy(str(folder), host)
-    thread = threading.Thread(target=cutter, daemon=True)
-    thread.start()
-    try:
+    with far.cutting(3, every=0.3) as cuts:
         there = asyncio.run(copy_model(host, copy, lambda done, total: seen.append(done)))
-    finally:
-        over.set()
     assert cuts
     assert seen[-1] == copy.total == 24 * (8 << 20)
     assert all((far.machine.path(there) / p.name).read_bytes() == p.read_bytes() for p in folder.iterdir())

@@ -86,25 +86,15 @@ def test_a_copy_goes_on_from_its_byte_and_is_compared(far: Far, firstlight: Firs
     if tool == "neither":
         far.inside("sed", "-i", "s/^Subsystem/#Subsystem/", "/etc/farsshd/sshd_config")
         far.cut()
-    cuts, over = 0, threading.Event()
-
-    def cutter() -> None:
-        nonlocal cuts
-        while cuts < 6 and not over.wait(0.35):
-            cuts += far.cut() > 0
-
-    thread = threading.Thread(target=cutter, daemon=True)
-    thread.start()
     try:
-        done = firstlight("fetch", str(source), "--host", HOST, "--yes", "-o", "json", seconds=600)
+        with far.cutting(6, every=0.35) as cuts:
+            done = firstlight("fetch", str(source), "--host", HOST, "--yes", "-o", "json", seconds=600)
     finally:
-        over.set()
-        thread.join()
         for path in hidden:
             far.inside("mv", f"{path}.away", path)
         far.inside("sed", "-i", "s/^#Subsystem/Subsystem/", "/etc/farsshd/sshd_config")
     assert done.returncode == 0, done.stderr + done.stdout
-    assert cuts >= 3
+    assert len(cuts) >= 3
     there = json.loads(done.stdout)["path"]
     assert far.machine.path(there).read_bytes() == source.read_bytes()
     assert far.inside("find", str(Path(there).parent), "-name", "*.part*", "-o", "-name", ".firstlight-partial") == ""

@@ -79,18 +79,20 @@ def unpacked(first: bytes, pieces: Iterator[bytes], name: str) -> Iterator[bytes
 
 
 class _Unpacker(Protocol):
-    """One packed stream. more: whether it holds back text that it was given already."""
+    """One packed stream, as bz2 and lzma have it. needs_input: it holds back no text of what it was given."""
 
     @property
     def eof(self) -> bool: ...
     @property
     def unused_data(self) -> bytes: ...
     @property
-    def more(self) -> bool: ...
-    def decompress(self, data: bytes) -> bytes: ...
+    def needs_input(self) -> bool: ...
+    def decompress(self, data: bytes, max_length: int = -1) -> bytes: ...
 
 
 class _Gzip:
+    """zlib's, whose caller keeps what was not unpacked yet."""
+
     def __init__(self) -> None:
         self._inner = zlib.decompressobj(31)
 
@@ -103,45 +105,11 @@ class _Gzip:
         return self._inner.unused_data
 
     @property
-    def more(self) -> bool:
-        return bool(self._inner.unconsumed_tail)
+    def needs_input(self) -> bool:
+        return not self._inner.unconsumed_tail
 
-    def decompress(self, data: bytes) -> bytes:
-        return self._inner.decompress(self._inner.unconsumed_tail + data, CHUNK)
-
-
-class _Held:
-    """bzip2 and xz, whose decompressors keep what they were given themselves."""
-
-    def __init__(self, inner: "_Holding") -> None:
-        self._inner = inner
-
-    @property
-    def eof(self) -> bool:
-        return self._inner.eof
-
-    @property
-    def unused_data(self) -> bytes:
-        return self._inner.unused_data
-
-    @property
-    def more(self) -> bool:
-        return not self._inner.needs_input and not self._inner.eof
-
-    def decompress(self, data: bytes) -> bytes:
-        return self._inner.decompress(data, CHUNK)
-
-
-class _Holding(Protocol):
-    """What bz2 and lzma have in common."""
-
-    @property
-    def eof(self) -> bool: ...
-    @property
-    def unused_data(self) -> bytes: ...
-    @property
-    def needs_input(self) -> bool: ...
-    def decompress(self, data: bytes, max_length: int = -1) -> bytes: ...
+    def decompress(self, data: bytes, max_length: int = -1) -> bytes:
+        return self._inner.decompress(self._inner.unconsumed_tail + data, max_length)
 
 
 def _unpacker(kind: str) -> Callable[[], _Unpacker] | None:
@@ -149,22 +117,22 @@ def _unpacker(kind: str) -> Callable[[], _Unpacker] | None:
     if kind == "gzip":
         return _Gzip
     if kind == "bzip2":
-        return lambda: _Held(bz2.BZ2Decompressor())
+        return bz2.BZ2Decompressor
     if kind == "xz":
         try:
             import lzma
         except ImportError:
             return None
-        return lambda: _Held(lzma.LZMADecompressor())
+        return lzma.LZMADecompressor
     return None
 
 
 def _unpack(make: Callable[[], _Unpacker], first: bytes, pieces: Iterator[bytes]) -> Iterator[bytes]:
     """The text of one packed stream after the other; a cut or damaged one ends where it cannot be read on."""
     unpacker, data = make(), first
-    while data or unpacker.more:
+    while data or _holds_back(unpacker):
         try:
-            text = unpacker.decompress(data)
+            text = unpacker.decompress(data, CHUNK)
         except (OSError, zlib.error, ValueError, EOFError, _lzma_error()):
             return
         if text:
@@ -174,8 +142,12 @@ def _unpack(make: Callable[[], _Unpacker], first: bytes, pieces: Iterator[bytes]
             data, unpacker = unpacker.unused_data, make()
             if data and packing_of(data) is None and len(data) >= 8:
                 return
-        if not data and not unpacker.more:
+        if not data and not _holds_back(unpacker):
             data = next(pieces, b"")
+
+
+def _holds_back(unpacker: _Unpacker) -> bool:
+    return not unpacker.needs_input and not unpacker.eof
 
 
 def _lzma_error() -> type[Exception]:

@@ -4,6 +4,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -58,20 +59,31 @@ async def test_a_file_that_became_shorter_is_read_again(tmp_path: Path) -> None:
     assert (await asyncio.wait_for(reading, 10))[-1][1].kind == "ready"  # type: ignore[union-attr]
 
 
-async def test_a_file_that_another_took_the_place_of_is_read_from_its_beginning(tmp_path: Path) -> None:
-    path = tmp_path / "engine.log"
+async def being_read(folder: Path) -> tuple[Path, Follower, "asyncio.Task[Any]"]:
+    """A log of an engine that loads, and who follows it and has seen that."""
+    path = folder / "engine.log"
     path.write_bytes(b"INFO 10-12 08:00:05 [a.py:1] Starting to load model /m...\n")
     follower = Follower(EngineLog("vllm"), Eta("vllm"))
     reading = asyncio.create_task(collect(follow_file(follower, FileHost(), str(path))))  # type: ignore[arg-type]
     while follower.log.phase != "loading":  # noqa: ASYNC110
         await asyncio.sleep(0.01)
+    return path, follower, reading
+
+
+async def noted(reading: "asyncio.Task[Any]") -> list[str]:
+    """What was said of the file itself until the end."""
+    items = [item for _, item in await asyncio.wait_for(reading, 30)]
+    return [item.data["text"] for item in items if isinstance(item, LogEvent) and item.kind == "note"]
+
+
+async def test_a_file_that_another_took_the_place_of_is_read_from_its_beginning(tmp_path: Path) -> None:
+    path, follower, reading = await being_read(tmp_path)
     path.rename(tmp_path / "engine.log.1")
     (tmp_path / "new").write_bytes(
         b"INFO 10-12 08:00:09 [a.py:1] another engine says more than the first\n" * 3 + b"INFO:     Application startup complete.\n"
     )
     (tmp_path / "new").rename(path)
-    items = [item for _, item in await asyncio.wait_for(reading, 30)]
-    notes = [item.data["text"] for item in items if isinstance(item, LogEvent) and item.kind == "note"]
+    notes = await noted(reading)
     assert [n for n in notes if "read from its beginning" in n]
     assert follower.log.phase == "ready"
 
@@ -79,15 +91,9 @@ async def test_a_file_that_another_took_the_place_of_is_read_from_its_beginning(
 async def test_a_file_that_is_gone_for_good_is_told_and_is_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("firstlight.watch.growing.GONE_SECONDS", 0.02)
     monkeypatch.setattr("firstlight.watch.growing.GIVEN_UP_SECONDS", 0.2)
-    path = tmp_path / "engine.log"
-    path.write_bytes(b"INFO 10-12 08:00:05 [a.py:1] Starting to load model /m...\n")
-    follower = Follower(EngineLog("vllm"), Eta("vllm"))
-    reading = asyncio.create_task(collect(follow_file(follower, FileHost(), str(path))))  # type: ignore[arg-type]
-    while follower.log.phase != "loading":  # noqa: ASYNC110
-        await asyncio.sleep(0.01)
+    path, _, reading = await being_read(tmp_path)
     path.unlink()
-    items = [item for _, item in await asyncio.wait_for(reading, 30)]
-    notes = [item.data["text"] for item in items if isinstance(item, LogEvent) and item.kind == "note"]
+    notes = await noted(reading)
     assert "the file is gone" in notes[0]
     assert "nothing more can be read" in notes[-1]
 

@@ -1,4 +1,4 @@
-"""Which port a start gets: looked for when it starts, claimed against other firstlights of this user, and recorded in the run."""
+"""Which port a start gets: looked for when it starts, claimed against every other firstlight on the host, and recorded in the run."""
 
 import fcntl
 import random
