@@ -3,7 +3,8 @@
     python run_answers.py --source CHAT.gguf --work FOLDER --engine-python PATH --results FILE.jsonl [--gpu 0]
 
 The folders (healthy and damaged) are made by tests/corrupt/hf_folder.py. Gross damage must fail the black box, mild damage the comparison
-with the healthy endpoint's reference. Each step is a JSON object in the results file.
+with the healthy endpoint's reference. Each step is a JSON object in the results file. The cache is pinned and the utilization
+small, so that other engines may use the GPU meanwhile.
 """
 
 import argparse
@@ -34,6 +35,7 @@ def up(given: argparse.Namespace, name: str, *more: str) -> "subprocess.Complete
     words += ["--gpus", str(given.gpu)] if smi("index") else []
     words += ["--port", str(8300 + given.gpu), "--ask", "never", "--rehearse", "never", "--restart", "never", "--dtype", "bfloat16"]
     words += ["--env", "VLLM_WORKER_MULTIPROC_METHOD=fork", "--max-num-seqs", "64"]
+    words += ["--gpu-memory-utilization", "0.1", "--kv-cache-memory-bytes", str(4 << 30)]
     return firstlight(*words, *more)
 
 

@@ -46,18 +46,7 @@ class Stage:
         self, name: str, model: str, *args: str, engine_args: tuple[str, ...] = ("--load-format", "dummy"), gpus: str | None = None
     ) -> Any:
         words = ["up", str(write_model(self.models, model)), "--name", name, "--engine", "vllm", "--engine-python", self.python]
-        words += [
-            "--skip",
-            "verify",
-            "--skip",
-            "bench",
-            "--ask",
-            "never",
-            "--gpus",
-            gpus or str(self.gpu),
-            "--port",
-            str(8200 + 10 * self.gpu),
-        ]
+        words += ["--skip", "verify", "--skip", "bench", "--ask", "never", "--port", str(8200 + 10 * self.gpu)]
         words += ["--gpus", gpus or str(self.gpu)] if gpu_used_mib() else []
         for pair in ENVIRONMENT.items():
             words += ["--env", "=".join(pair)]

@@ -1,11 +1,13 @@
 """Start to ready: the bare engine command against `firstlight up`, in turns, with real weight files, page cache warm and cold.
 
-    python run_times.py --model FOLDER --engine-python PATH --results FILE.jsonl [--pairs 3] [--cold 3] [--compile 0] [--seconds 500]
-        [-- ENGINE FLAGS]
+    python run_times.py --model FOLDER --engine-python PATH --results FILE.jsonl [--pairs 3] [--cold 3] [--plain 0] [--compile 0]
+        [--seconds 500] [-- ENGINE FLAGS]
 
 The bare command and its environment are the very ones that `up` started. Ready is the first 200 of /health, polled from outside every 50 ms
-for both. Cold: the weight files' pages are dropped from the page cache first (posix_fadvise), nothing else. Compile: with compile caches
-that are empty at first, bare twice and `up` twice, then `up` after a rehearsal into another empty place; pages warm. One JSON object a row.
+for all. Cold: the weight files' pages are dropped from the page cache first (posix_fadvise), nothing else. Plain: cold, under the
+supervisor that `up` starts, without its head start. Compile: with compile caches that are empty at first, bare, then `up` after a rehearsal
+into another empty place, then bare again, then `up` twice from a third; pages warm. One JSON object a row; pairs are numbered on from
+those that the results file has.
 """
 
 import argparse
@@ -23,9 +25,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from run_cases import LIMIT_SECONDS, firstlight, gpu_used_mib, run_of
 
+from firstlight.core.run import LaunchSpec
 from firstlight.launch.caches import VARIABLES
+from firstlight.launch.client import Options, start
+from firstlight.probe.local import LocalHost
 
 PORT = 8150
 
@@ -103,6 +109,17 @@ def through_up(words: list[str], log: Path, cache: Path | None = None) -> float 
     return seconds
 
 
+def supervised(log: Path) -> float | None:
+    """What `up` started, by its supervisor alone and without the head start."""
+    spec = msgspec.json.decode((Path(run_of("timed")["folder"]) / "launch.json").read_bytes(), type=LaunchSpec)
+    began = time.time()
+    client = start(LocalHost(), folder=str(log.with_suffix(".run")), spec=spec, options=Options())
+    try:
+        return until_ready(began, lambda: True)
+    finally:
+        client.stop()
+
+
 def launched() -> tuple[list[str], dict[str, str]]:
     """The command and environment with which `up` started the engine."""
     folder = Path(run_of("timed")["folder"])
@@ -127,6 +144,8 @@ class Timer:
         self.took = 0.0
         self.words = up_words(given)
         self.bare = Bare([], {})
+        rows = [json.loads(line) for line in given.results.read_text().splitlines()] if given.results.exists() else []
+        self.done = max((row["pair"] for row in rows), default=-1) + 1
 
     def left(self) -> bool:
         """Whether another start fits, as long as the last one took."""
@@ -141,7 +160,7 @@ class Timer:
         if not self.bare.command:
             self.bare = Bare(*launched())
             print("bare:", shlex.join(self.bare.command), flush=True)
-        row = {"way": way, "kind": kind, "pair": number, "seconds": seconds and round(seconds, 2), "time": round(began)}
+        row = {"way": way, "kind": kind, "pair": self.done + number, "seconds": seconds and round(seconds, 2), "time": round(began)}
         row |= {"model": self.given.model.name, "flags": self.given.flags, "read_seconds": round(read, 2)}
         with self.given.results.open("a") as f:
             f.write(json.dumps(row) + "\n")
@@ -157,23 +176,28 @@ class Timer:
             if self.left():
                 self.start(kind, number, way, ways[way])
 
+    def plain(self, number: int) -> None:
+        if self.left():
+            self.start("cold", number, "supervised", supervised)
+
     def compiled(self, number: int) -> None:
         """First and second launch of both, and the launch after a rehearsal, from empty compile caches."""
         place = Path(tempfile.mkdtemp(prefix="firstlight-compile-"))
-        plain, rehearsed = self.bare.fresh(place / "bare"), place / "rehearsed"
-        for which in ("first", "second"):
-            if self.left():
-                self.start("compile", number, f"bare {which}", lambda log: bare(plain, log))
-        for which in ("first", "second"):
-            if self.left():
-                self.start("compile", number, f"up {which}", lambda log: through_up(self.words, log, place / "up"))
+        plain = self.bare.fresh(place / "bare")
+        self.compile_start(number, "bare first", lambda log: bare(plain, log))
         if self.left():
             began = time.time()
-            firstlight(*rehearsal_words(self.given), env={"XDG_CACHE_HOME": str(rehearsed)})
+            firstlight(*rehearsal_words(self.given), env={"XDG_CACHE_HOME": str(place / "rehearsed")})
             self.took = time.time() - began
-        if self.left():
-            self.start("compile", number, "up rehearsed", lambda log: through_up(self.words, log, rehearsed))
+        self.compile_start(number, "up rehearsed", lambda log: through_up(self.words, log, place / "rehearsed"))
+        self.compile_start(number, "bare second", lambda log: bare(plain, log))
+        for which in ("up first", "up second"):
+            self.compile_start(number, which, lambda log: through_up(self.words, log, place / "up"))
         shutil.rmtree(place, ignore_errors=True)
+
+    def compile_start(self, number: int, way: str, run: Callable[[Path], float | None]) -> None:
+        if self.left():
+            self.start("compile", number, way, run)
 
 
 def main() -> None:
@@ -184,6 +208,7 @@ def main() -> None:
     parser.add_argument("--gpu", type=int, default=0)
     parser.add_argument("--pairs", type=int, default=3)
     parser.add_argument("--cold", type=int, default=3)
+    parser.add_argument("--plain", type=int, default=0)
     parser.add_argument("--compile", type=int, default=0)
     parser.add_argument("--seconds", type=float, default=500.0)
     parser.add_argument("flags", nargs="*")
@@ -194,6 +219,8 @@ def main() -> None:
         for kind, wanted in (("cold", given.cold), ("warm", given.pairs)):
             if number < wanted:
                 timer.pair(kind, number)
+        if number < given.plain:
+            timer.plain(number)
     for number in range(given.compile):
         timer.compiled(number)
     if not timer.left():

@@ -22,6 +22,7 @@ from firstlight.plan.serving import serving_flags
 from firstlight.plan.situation import Situation
 from firstlight.plan.speed import predict
 
+OUTSIDE = "outside the utilization: CUDA context, NCCL, fragments"
 CONTEXT_BYTES = round(0.6 * GIB)  # CUDA context and NCCL's eager buffers, outside the utilization
 ROUND_LENGTH = 1024
 MEASURED = (Rung.REHEARSED, Rung.MEASURED)
@@ -150,9 +151,10 @@ def _rank(s: Situation, choice: Choice, stage: StageWeights, stages: int, length
     pool = _left(usable, parts)
     if pinned:
         pool = known(pinned, "pinned by --kv-cache-memory-bytes: the engine allocates exactly this")
-        unpinned = known(total - CONTEXT_BYTES, "the utilization does not count when KV bytes are pinned")
+        unpinned = known(_room(s, total) - CONTEXT_BYTES, "the utilization does not bound what is allocated when KV bytes are pinned")
         budget = msgspec.structs.replace(budget, usable=unpinned)
-    budget = msgspec.structs.replace(budget, kv_pool=pool, headroom=_headroom(total, usable, pinned, parts))
+    headroom = _pinned_headroom(_room(s, total), pinned, parts) if pinned else known(total - usable, OUTSIDE)
+    budget = msgspec.structs.replace(budget, kv_pool=pool, headroom=headroom)
     return _Rank(stage=stage, budget=budget, pool=pool)
 
 
@@ -177,11 +179,14 @@ def _left(usable: int, parts: tuple[Figure, ...]) -> Figure:
     )
 
 
-def _headroom(total: int, usable: int, pinned: int | None, parts: tuple[Figure, ...]) -> Figure:
-    """Outside the budget: the CUDA context, NCCL, and graphs where the release does not reserve them."""
-    if pinned is None:
-        return known(total - usable, "outside the utilization: CUDA context, NCCL, fragments")
-    left = total - pinned - sum(p.mid or 0 for p in parts)
+def _room(s: Situation, total: int) -> int:
+    """The GPU's bytes that this engine may have: all of them, or what others leave at this moment."""
+    free = s.free_bytes
+    return total if free is None or free > total - CONTEXT_BYTES else free
+
+
+def _pinned_headroom(room: int, pinned: int, parts: tuple[Figure, ...]) -> Figure:
+    left = room - pinned - sum(p.mid or 0 for p in parts)
     return Figure(low=round(left * 0.9), mid=round(left), high=round(left * 1.1), because="what pinned KV bytes leave free")
 
 
@@ -286,7 +291,7 @@ def _args(s: Situation, choice: Choice, length: int) -> list[str]:
         "max_model_len": length or None,
         "max_num_seqs": choice.max_num_seqs,
         "max_num_batched_tokens": choice.max_num_batched_tokens,
-        "gpu_memory_utilization": None if pinned_kv else choice.utilization,
+        "gpu_memory_utilization": _utilization(s, choice),
         "kv_cache_memory_bytes": pinned_kv,
         "kv_cache_dtype": choice.kv_flag,
         "dtype": pins.dtype,
@@ -298,6 +303,12 @@ def _args(s: Situation, choice: Choice, length: int) -> list[str]:
     }
     several = ["--nnodes", str(layout.nodes)] if layout.nodes > 1 else []
     return as_args(fields) + several + serving_flags(s) + s.wish.flags
+
+
+def _utilization(s: Situation, choice: Choice) -> float | None:
+    """With pinned KV bytes it bounds nothing, but the engine still refuses to start unless as much is free: said where it matters."""
+    same = choice.utilization == s.terms.gpu_memory_utilization and s.wish.pins.gpu_memory_utilization is None
+    return None if s.wish.pins.kv_cache_memory_bytes and same else choice.utilization
 
 
 def _reasons(s: Situation, choice: Choice, kv: KvPlan, pool: Figure, length: int) -> list[str]:

@@ -30,6 +30,13 @@ def planned(model: str | Checkpoint, where: str | Machine, engine: str = "0.32.0
     )
 
 
+def occupied(where: str, *, free: int) -> Machine:
+    """A machine whose first GPU has only so many bytes free."""
+    machine = imagine(where)
+    gpu = msgspec.structs.replace(machine.accelerators[0], free_bytes=free)
+    return msgspec.structs.replace(machine, accelerators=[gpu, *machine.accelerators[1:]])
+
+
 def kimi(embedded: bool = True) -> Checkpoint:
     source = KvCacheQuantization(dtype="fp8", sources=["hf_quant_config.json:quantization.kv_cache_quant_algo"])
     return msgspec.structs.replace(checkpoint("kimi-k2.5-nvfp4"), kv_cache_quantization=source if embedded else None)
@@ -181,13 +188,11 @@ def test_mixed_gpus_use_the_smallest() -> None:
 
 
 def test_memory_that_somebody_holds_lowers_the_utilization_with_a_warning() -> None:
-    machine = imagine("1xh100-80gb-sxm")
-    gpu = msgspec.structs.replace(machine.accelerators[0], free_bytes=40 * GIB)
-    held = msgspec.structs.replace(machine, accelerators=[gpu])
+    held = occupied("1xh100-80gb-sxm", free=40 * GIB)
     found = planned("llama-3.1-8b", held)
     assert found.verdict == "fits"
     assert found.best is not None
-    assert (found.best.gpu_memory_utilization or 1) * (gpu.cuda_total_bytes or 0) <= 40 * GIB
+    assert (found.best.gpu_memory_utilization or 1) * (held.accelerators[0].cuda_total_bytes or 0) <= 40 * GIB
     assert [f.code for f in found.findings if f.severity == "warning"] == ["gpu-memory-occupied"]
     assert planned("llama-3.1-8b", held, gpu_memory_utilization=0.9).verdict == "blocked"
 
@@ -219,6 +224,18 @@ def test_pinned_kv_bytes_make_tokens_exact() -> None:
     assert "--gpu-memory-utilization" not in found.best.args
     too_much = planned("llama-3.1-8b", "1xh100-80gb-sxm", kv_cache_memory_bytes=70 * GIB, max_model_len=8192)
     assert too_much.verdict == "does-not-fit"
+
+
+def test_pinned_kv_bytes_beside_another_process() -> None:
+    """The engine's start-up check counts the utilization in any case; what others hold is not there for the pinned cache."""
+    held = occupied("1xh100-80gb-sxm", free=40 * GIB)
+    found = planned("llama-3.1-8b", held, kv_cache_memory_bytes=8 * GIB, max_model_len=8192)
+    assert found.best is not None
+    assert float(found.best.args[found.best.args.index("--gpu-memory-utilization") + 1]) <= 0.5
+    assert planned("llama-3.1-8b", held, kv_cache_memory_bytes=30 * GIB, max_model_len=8192).verdict == "blocked"
+    asked = planned("llama-3.1-8b", "1xh100-80gb-sxm", kv_cache_memory_bytes=8 * GIB, gpu_memory_utilization=0.3, max_model_len=8192)
+    assert asked.best is not None
+    assert "0.3" in asked.best.args
 
 
 def test_single_kv_head_mla_may_run_data_parallel() -> None:
