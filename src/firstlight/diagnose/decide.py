@@ -4,7 +4,10 @@ from msgspec import Struct
 
 from firstlight.catalog.milestones import RANK
 from firstlight.catalog.rules import Rule
-from firstlight.diagnose.log import ALIVE_LINES, ENDED, LogReader, Match, Seen, is_of_request
+from firstlight.diagnose.course import ENDED
+from firstlight.diagnose.log import ALIVE_LINES, LogReader, Seen
+from firstlight.diagnose.matching import Match
+from firstlight.diagnose.noise import is_of_request
 from firstlight.diagnose.units import Unit, essence, level_of
 
 _ROLE_ORDER = {"cause": 0, "consequence": 1, "symptom": 2, "hint": 3, "wrapper": 4}
@@ -64,9 +67,9 @@ def _narrowness(rule: Rule) -> int:
 def _handled(seen: Seen, reader: LogReader) -> bool:
     """Whether the start went on: the same process reached a later phase, or the engine as a whole did."""
     unit = seen.unit
-    if reader.ready_line and unit.line < reader.ready_line:
+    if reader.course.ready_line and unit.line < reader.course.ready_line:
         return True
-    for line, phase, worker in reader.moves:
+    for line, phase, worker in reader.course.moves:
         if line > unit.last_line and phase not in ENDED and (worker == unit.worker or RANK[phase] >= RANK["kv-allocation"]):
             return True
     return False
@@ -76,7 +79,7 @@ def decide(reader: LogReader, exit_status: int | None) -> Decision:
     judged = judge(reader)
     live = [j for j in judged if not j.handled and _before_stop(j, reader)]
     deadly = [j for j in live if _deadly(j, reader)]
-    late = [j for j in judged if not j.handled and j not in live] if reader.died and not deadly else []
+    late = [j for j in judged if not j.handled and j not in live] if reader.course.died and not deadly else []
     deadly = deadly or [j for j in late if _deadly(j, reader)]
     if exit_status is None and _survived(deadly, judged, reader):
         deadly = []
@@ -89,7 +92,7 @@ def decide(reader: LogReader, exit_status: int | None) -> Decision:
 
 def _before_stop(j: Judged, reader: LogReader) -> bool:
     """Errors of a server that is being stopped are the stop's noise; a start that fails stops its processes first and prints then."""
-    return reader.ready_line is None or reader.stop_line is None or j.line < reader.stop_line
+    return reader.course.ready_line is None or reader.course.stop_line is None or j.line < reader.course.stop_line
 
 
 def _deadly(j: Judged, reader: LogReader) -> bool:
@@ -100,16 +103,18 @@ def _deadly(j: Judged, reader: LogReader) -> bool:
     if j.rule is not None and j.role != "symptom" and not _general(j):
         loud = unit.logged in _LOUD or j.rule.info
         return (
-            j.rule.fatal and loud and (reader.ready_line is None or level_of(unit.worker) < 2 or bool(reader.died) or j.role == "wrapper")
+            j.rule.fatal
+            and loud
+            and (reader.course.ready_line is None or level_of(unit.worker) < 2 or bool(reader.course.died) or j.role == "wrapper")
         )
-    if unit.kind != "exception" or unit.logged not in _LOUD or (_in_thread(unit) and not reader.died):
+    if unit.kind != "exception" or unit.logged not in _LOUD or (_in_thread(unit) and not reader.course.died):
         return False
-    return reader.ready_line is None or (level_of(unit.worker) < 2 and bool(_deaths_after(reader, reader.ready_line)))
+    return reader.course.ready_line is None or (level_of(unit.worker) < 2 and bool(_deaths_after(reader, reader.course.ready_line)))
 
 
 def _survived(deadly: list[Judged], judged: list[Judged], reader: LogReader) -> bool:
     """Whether every error is followed by the same process's everyday lines, and nothing says that anything ended."""
-    if reader.died or _torn(reader) or any(j.role in ("wrapper", "consequence") for j in judged):
+    if reader.course.died or _torn(reader) or any(j.role in ("wrapper", "consequence") for j in judged):
         return False
     return bool(deadly) and all(_goes_on(j.seen.unit, reader) for j in deadly)
 
@@ -130,18 +135,18 @@ def _in_thread(unit: Unit) -> bool:
 
 
 def _deaths_after(reader: LogReader, line: int) -> list[int]:
-    return [d.line for d in reader.died if d.line > line]
+    return [d.line for d in reader.course.died if d.line > line]
 
 
 _STOPPED_BY_US = frozenset({0, -2, -15, 130, 143})
 
 
 def _outcome(reader: LogReader, deadly: list[Judged], exit_status: int | None) -> str:
-    deaths = _deaths_after(reader, reader.ready_line or 0)
-    died = [d for d in deaths if reader.stop_line is None or d < reader.stop_line]
+    deaths = _deaths_after(reader, reader.course.ready_line or 0)
+    died = [d for d in deaths if reader.course.stop_line is None or d < reader.course.stop_line]
     bad_exit = exit_status is not None and exit_status not in _STOPPED_BY_US
-    if reader.ready_line is None:
-        ended = exit_status is not None and reader.stop_line is None
+    if reader.course.ready_line is None:
+        ended = exit_status is not None and reader.course.stop_line is None
         return "failed" if deadly or deaths or bad_exit or ended or _torn(reader) else "incomplete"
     failed = died or bad_exit or any(j.role in ("cause", "wrapper") for j in deadly) or (_torn(reader) and reader.loop_broke)
     return "serving-failed" if failed else "ready"
@@ -150,7 +155,7 @@ def _outcome(reader: LogReader, deadly: list[Judged], exit_status: int | None) -
 def _torn(reader: LogReader) -> bool:
     """Whether the log holds frames of an error's traceback, with or without its exception, and no progress after them."""
     line = reader.frame_line
-    return line is not None and not any(at > line and phase not in ENDED for at, phase, _ in reader.moves)
+    return line is not None and not any(at > line and phase not in ENDED for at, phase, _ in reader.course.moves)
 
 
 def _waiting(reader: LogReader, live: list[Judged]) -> Judged | None:
@@ -181,7 +186,7 @@ def _beside(start: Judged, roots: list[Judged]) -> Judged | None:
 
 def _hint(judged: list[Judged], reader: LogReader) -> Judged | None:
     """Of an engine that failed without a word: a warning that explains it."""
-    return None if reader.ready_line is not None and not reader.died else next((j for j in judged if j.role == "hint"), None)
+    return None if reader.course.ready_line is not None and not reader.course.died else next((j for j in judged if j.role == "hint"), None)
 
 
 def _known(j: Judged) -> bool:

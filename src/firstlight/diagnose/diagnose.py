@@ -148,7 +148,7 @@ def _last_words(reader: LogReader) -> Unknown | None:
 
 def _phase(reader: LogReader, decision: Decision) -> str | None:
     first = decision.first
-    phase = first.seen.unit.phase if first is not None else reader.phase
+    phase = first.seen.unit.phase if first is not None else reader.course.phase
     if decision.outcome == "serving-failed":
         return "serving"
     if phase in (None, "spawned") and decision.outcome == "failed":
@@ -157,17 +157,17 @@ def _phase(reader: LogReader, decision: Decision) -> str | None:
 
 
 def _facts(reader: LogReader, decision: Decision, context: Mapping[str, Any]) -> dict[str, Any]:
-    facts: dict[str, Any] = {"engine": reader.engine} if reader.engine else {}
+    facts: dict[str, Any] = {"engine": reader.course.engine} if reader.course.engine else {}
     for name in ("args", "config"):
-        for m in _ARGUMENT.finditer(str(reader.fields.get(name, ""))):
+        for m in _ARGUMENT.finditer(str(reader.course.fields.get(name, ""))):
             facts.setdefault(m["name"], _value(m["value"]))
-    facts.update({k: v for k, v in reader.fields.items() if k not in _LONG_FIELDS})
-    if reader.version:
-        facts["engine_version"] = reader.version
-    if reader.engine == "vllm" and reader.version:
-        facts.setdefault("gpu_memory_utilization", 0.92 if version_within(reader.version, ">=0.20.2") else 0.9)
-    if reader.starts > 1:
-        facts["starts"] = reader.starts
+    facts.update({k: v for k, v in reader.course.fields.items() if k not in _LONG_FIELDS})
+    if reader.course.version:
+        facts["engine_version"] = reader.course.version
+    if reader.course.engine == "vllm" and reader.course.version:
+        facts.setdefault("gpu_memory_utilization", 0.92 if version_within(reader.course.version, ">=0.20.2") else 0.9)
+    if reader.course.starts > 1:
+        facts["starts"] = reader.course.starts
     if decision.first is not None:
         named = sorted({u.worker for u in (decision.first.seen.unit, *decision.first.seen.others) if u.worker})
         facts["workers"] = named if named else []

@@ -20,7 +20,7 @@ _KERNEL = re.compile(r"ut of memory|oom-kill", re.IGNORECASE)
 
 def signal_of(reader: LogReader, exit_status: int | None) -> tuple[int | None, Evidence | None]:
     """The signal that ended the first process that died of one, and where the log says so; SIGTERM came from the parent."""
-    for death in reader.died:
+    for death in reader.course.died:
         codes = [int(c) for c in _CODE.findall(m["procs"])] if (m := _FAILED_PROCS.search(death.text)) else []
         code = death.fields.get("exit_code")
         codes += [int(code)] if code is not None else []
@@ -40,7 +40,7 @@ def _signal(status: int) -> int | None:
 def by_exit(reader: LogReader, exit_status: int | None, facts: dict[str, Any], context: Mapping[str, Any]) -> tuple[Cause, list[Remedy]]:
     """The cause by exit codes, or `cause-not-visible` with what to collect. Never more than what the code proves."""
     signal, evidence = signal_of(reader, exit_status)
-    seen = [evidence] if evidence else [Evidence(line=d.line, text=d.text, worker=d.worker) for d in reader.died[:2]]
+    seen = [evidence] if evidence else [Evidence(line=d.line, text=d.text, worker=d.worker) for d in reader.course.died[:2]]
     if signal is not None:
         facts["signal"] = _SIGNALS.get(signal, f"signal {signal}")
     if context.get("cgroup_oom_kills") or _KERNEL.search(str(context.get("kernel_log", ""))):
@@ -48,7 +48,7 @@ def by_exit(reader: LogReader, exit_status: int | None, facts: dict[str, Any], c
     if signal == 9:
         return _made(rule_of("process-killed"), seen, facts)
     if _told_to_stop(reader, signal):
-        told = reader.signal
+        told = reader.course.signal
         stop = [Evidence(line=told.line, text=told.text, worker=told.worker)] if told else []
         return _made(rule_of("stopped-while-starting"), [*stop, *seen], facts)
     if signal in _CRASHES:
@@ -71,21 +71,21 @@ def _vanished(reader: LogReader) -> bool:
 
     Only where the log holds the start; a status that a process chose itself (1, 2) means that it said something somewhere.
     """
-    below = [worker for worker in reader.phases if level_of(worker) < 2]
-    chose = any(0 < int(c) < 128 for d in reader.died if (m := _FAILED_PROCS.search(d.text)) for c in _CODE.findall(m["procs"]))
+    below = [worker for worker in reader.course.phases if level_of(worker) < 2]
+    chose = any(0 < int(c) < 128 for d in reader.course.died if (m := _FAILED_PROCS.search(d.text)) for c in _CODE.findall(m["procs"]))
     spoke = any(not any(m.rule.role == "wrapper" for m in s.matches) for s in reader.seen if level_of(s.unit.worker) < 2)
-    return bool(reader.starts and below and reader.died) and not chose and not spoke and first_error(reader) is None
+    return bool(reader.course.starts and below and reader.course.died) and not chose and not spoke and first_error(reader) is None
 
 
 def _told_to_stop(reader: LogReader, signal: int | None) -> bool:
     """A stop before ready with no error before it."""
-    if reader.ready_line is not None:
+    if reader.course.ready_line is not None:
         return False
     first_error = min(
         (s.unit.line for s in reader.seen if s.unit.logged in ("ERROR", "CRITICAL") or s.unit.kind == "exception"), default=None
     )
-    if reader.signal is not None:
-        return first_error is None or reader.signal.line < first_error
+    if reader.course.signal is not None:
+        return first_error is None or reader.course.signal.line < first_error
     return signal in (2, 15) and first_error is None
 
 
