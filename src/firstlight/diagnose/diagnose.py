@@ -6,8 +6,9 @@ from typing import Any
 
 from firstlight.catalog.rules import Rule, version_within
 from firstlight.core.diagnosis import Cause, Diagnosis, Evidence, Remedy, Safety, Unknown
-from firstlight.diagnose.decide import Decision, Judged, decide
-from firstlight.diagnose.exits import by_exit, first_error
+from firstlight.diagnose.decide import Decision, Judged, decide, judge
+from firstlight.diagnose.exits import by_exit, first_error, last_error
+from firstlight.diagnose.likeness import guess, near_by_words, told
 from firstlight.diagnose.log import VAGUE, LogReader, read
 from firstlight.diagnose.remedies import remedies_of
 from firstlight.diagnose.units import Unit, template
@@ -15,7 +16,10 @@ from firstlight.diagnose.units import Unit, template
 _SM = re.compile(r"\b(?:sm_?|SM ?)(\d{2,3})[af]?\b")
 _CAPABILITY = re.compile(r"compute capability (\d{1,2})\.(\d)")
 _WORD = re.compile(r"[a-z_]{5,}")
+PLACE, KIND = 0.5, 0.62  # confidence of rules that know the place that raised it, and of those that know the kind of its message
+CLEARLY = 0.6  # share of words from which on they go before a rule that knows the kind
 SURE = 0.7  # confidence from which on a verdict is not called a guess
+NEAR_KEPT = 3
 _EVIDENCE_KEPT = 6
 _CONTRIBUTING_KEPT = 8
 _TEXT_KEPT = 600
@@ -39,7 +43,8 @@ def diagnose(
     """Reads a log (bytes, or chunks in order) and says why the engine failed, if it did.
 
     exit_status: the engine process's, negative for a signal. context: facts from outside the log that help (`cgroup_oom_kills`,
-    `kernel_log`, and anything that a remedy's value needs, as `max_model_len_that_fits`). rules: instead of the built-in ones.
+    `kernel_log`, and anything that a remedy's value needs, as `max_model_len_that_fits`). rules: instead of the built-in ones; what they
+    do not know stays unknown then, its words are not asked.
     """
     reader = read(log, engine, version, rules)
     decision = decide(reader, exit_status)
@@ -62,12 +67,11 @@ def _cause(
 ) -> tuple[Cause | None, list[Remedy], Unknown | None]:
     first = decision.first
     if first is not None and first.rule is not None:
-        cause, remedies, _ = _named(first, first.rule, facts)
-        return cause, remedies, _unknown(first.seen.unit, reader.rules) if first.rule.priority <= VAGUE else None
+        return _by_rule(first, first.rule, decision, reader, facts)
     if first is not None:
-        return None, [_report()], _unknown(first.seen.unit, reader.rules)
+        return _like(told(judge(reader), decision, reader), first.seen.unit, reader, facts)
     if decision.outcome not in ("failed", "serving-failed"):
-        return None, [], None
+        return None, [], _candidate(reader) if decision.outcome == "incomplete" else None
     cause, remedies = by_exit(reader, exit_status, facts, context)
     if cause.code != "cause-not-visible":
         return cause, remedies, None
@@ -75,9 +79,36 @@ def _cause(
     error = first_error(reader)
     if decision.hint is not None and hint is not None and (error is None or hint.confidence >= SURE):
         return _named(decision.hint, hint, facts)
+    units = told(judge(reader), decision, reader)
     if error is not None:
-        return None, [_report()], _unknown(error, reader.rules)
-    return cause, remedies, _last_words(reader)
+        return _like(units, error, reader, facts)
+    if not units:
+        return cause, remedies, _last_words(reader)
+    by_words, others, unknown = _like(units, units[0], reader, facts)
+    return (cause, remedies, unknown) if by_words is None else (by_words, others, unknown)
+
+
+def _like(units: list[Unit], first: Unit, reader: LogReader, facts: dict[str, Any]) -> tuple[Cause | None, list[Remedy], Unknown]:
+    """Of a failure that no rule knows: the code whose words it has, where they tell; it stays unknown all the same."""
+    unknown = _unknown(first, reader.rules, near_by_words(units, reader))
+    found = guess(units, reader, facts)
+    if found is None:
+        return None, [_report()], unknown
+    facts["words"] = found.words
+    return found.cause, [*found.remedies, _report()], unknown
+
+
+def _by_rule(
+    first: Judged, rule: Rule, decision: Decision, reader: LogReader, facts: dict[str, Any]
+) -> tuple[Cause, list[Remedy], Unknown | None]:
+    """What the rule says; where it knows only a kind of failure, words that are clearly another's go before it."""
+    cause, remedies, _ = _named(first, rule, facts)
+    if rule.yields and PLACE < rule.confidence <= KIND:
+        found = guess(told(judge(reader), decision, reader), reader, facts, CLEARLY)
+        if found is not None and found.cause.code != rule.code:
+            facts["words"] = found.words
+            return found.cause, found.remedies, _unknown(first.seen.unit, reader.rules)
+    return cause, remedies, _unknown(first.seen.unit, reader.rules) if rule.priority <= VAGUE else None
 
 
 def _named(judged: Judged, rule: Rule, facts: dict[str, Any]) -> tuple[Cause, list[Remedy], None]:
@@ -108,7 +139,7 @@ def _evidence(unit: Unit) -> Evidence:
 
 def _contributing(decision: Decision, cause: Cause | None) -> list[Cause]:
     found: dict[str, Cause] = {}
-    for judged in decision.others:
+    for judged in [j for j in (decision.first, *decision.others) if j is not None and j.rule is not None]:
         item = _as_cause(judged)
         if (cause is None or item.code != cause.code) and item.code not in found:
             found[item.code] = item
@@ -123,7 +154,7 @@ def _report() -> Remedy:
     )
 
 
-def near(text: str, rules: Sequence[Rule], most: int = 3) -> list[str]:
+def near(text: str, rules: Sequence[Rule], most: int = NEAR_KEPT) -> list[str]:
     """Codes whose patterns and titles share at least three words of five letters or more with a message, the nearest first."""
     words = set(_WORD.findall(text.lower()))
     shared: dict[str, int] = {}
@@ -135,10 +166,18 @@ def near(text: str, rules: Sequence[Rule], most: int = 3) -> list[str]:
     return close[:most]
 
 
-def _unknown(unit: Unit, rules: Sequence[Rule]) -> Unknown:
+def _unknown(unit: Unit, rules: Sequence[Rule], nearest: Sequence[str] = ()) -> Unknown:
     where = f" [{unit.worker}]" if unit.worker else ""
     text = f"line {unit.line}{where}: {unit.text[:_TEXT_KEPT]}"
-    return Unknown(first_exception=text, template=template(unit.head), near=near(unit.head, rules))
+    return Unknown(
+        first_exception=text, template=template(unit.head), near=list(dict.fromkeys([*nearest, *near(unit.head, rules)]))[:NEAR_KEPT]
+    )
+
+
+def _candidate(reader: LogReader) -> Unknown | None:
+    """Of a log that ends without a verdict: the error that it ends in, which may be why it ends."""
+    error = last_error(reader)
+    return _unknown(error, reader.rules) if error is not None else None
 
 
 def _last_words(reader: LogReader) -> Unknown | None:

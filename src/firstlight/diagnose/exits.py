@@ -15,6 +15,8 @@ _CRASHES = frozenset({4, 6, 7, 8, 11})
 _PROVEN = 0.95
 _FAILED_PROCS = re.compile(r"Failed core proc\(s\): \{(?P<procs>[^}]*)\}")
 _CODE = re.compile(r": (-?\d+)")
+_ERROR = re.compile(r"(?i)\b(?:errors?|fatal|failed|failure|aborted|cannot|could not|unable to|not found|unsupported)\b|\*\*\*")
+LAST_LINES = 5
 _KERNEL = re.compile(r"ut of memory|oom-kill", re.IGNORECASE)
 
 
@@ -64,6 +66,13 @@ def by_exit(reader: LogReader, exit_status: int | None, facts: dict[str, Any], c
 def first_error(reader: LogReader) -> Unit | None:
     """The first line that was printed as an error, or by native code as one, and that no rule knows."""
     return next((s.unit for s in reader.seen if not s.matches and s.unit.kind == "line"), None)
+
+
+def last_error(reader: LogReader) -> Unit | None:
+    """The first error of those that stand among the last lines of the log, logged as one or in words that only errors have."""
+    units = [s.unit for s in reader.seen if not s.matches] + [u for u in reader.murmurs if _ERROR.search(u.text)]
+    ending = [u for u in units if reader.last_lines and u.last_line >= reader.last_lines[-LAST_LINES:][0][0]]
+    return min(ending, key=lambda u: u.line, default=None)
 
 
 def _vanished(reader: LogReader) -> bool:

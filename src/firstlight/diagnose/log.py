@@ -50,6 +50,7 @@ class LogReader:
 
     def __init__(self, engine: str | None, version: str | None, rules: Sequence[Rule] | None = None) -> None:
         self.rules = tuple(builtin_rules() if rules is None else rules)
+        self.only_rules = rules is not None
         self.matcher = Matcher(self.rules)
         self.course = Course(engine, version)
         self.seen: list[Seen] = []

@@ -16,6 +16,7 @@ _TROUBLE = re.compile(  # in lower case; no alternative begins with an assertion
     r"|insufficient|unreachable|temporarily unavailable|must be|is larger than|divisible|n(?<!\wn)an\b"
     r"|not compatible|must match|illegal|core dumped|not loaded|without (?:ssl|curl)"
     r"|f(?<!\wf)ault\b|sig[a-z]{3,4} received|not implemented|r(?<!\wr)equires\b|crash|exited with|critical|memory: -|status|manifest"
+    r"|\*\*\* "
 )
 _NATIVE = re.compile(
     r"(?:ggml|gguf|llama|clip|mtmd|common|sycl|vk|hip)\w*:? [^\n]*\b(?:error|fail(?:ed|ure)|fatal|abort|exception)\b"

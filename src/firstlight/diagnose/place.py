@@ -30,6 +30,11 @@ _CARRIERS = re.compile(
 )
 
 
+def only_hands_on(path: str) -> bool:
+    """Whether a file is of the engine's and executor's loops, through which every failure comes."""
+    return bool(_CARRIERS.search(path))
+
+
 def place_of_frames(frames: Sequence[str]) -> str | None:
     """`vllm/lora/utils.py:get_lora` of the innermost frame whose code is nobody's mere tool (Python, torch.nn, pydantic); None without one.
 
@@ -39,7 +44,7 @@ def place_of_frames(frames: Sequence[str]) -> str | None:
         m = _FRAME.search(frame)
         if m is None or _TOOLS.search(m["path"]):
             continue
-        if _CARRIERS.search(m["path"]):
+        if only_hands_on(m["path"]):
             return None
         inner = _SITE.match(m["path"]) or _ENGINE.match(m["path"])
         return f"{inner['path'] if inner else m['path']}:{m['function'] or ''}"

@@ -24,6 +24,7 @@ _CAUSE = "The above exception was the direct cause of the following exception"
 _CONTEXT = "During handling of the above exception, another exception occurred"
 _GROUP = re.compile(r"^[ |+-]*\|? ?")
 _FRAME = re.compile(r'\s{0,8}File "[^"]+", line \d+(?:, in \S|,$|$)')
+_FIELD = re.compile(r"[A-Z][A-Za-z ]{1,30}: {2,}\S")  # `Reason:       OOMKilled`: a description's, not a traceback's code
 _QUOTED = re.compile(
     r"(?:[Ww]orker |RPC |)[Ff]ailed with error (?:%s[^'\"]*['\"], )?['\"](?P<message>.+?)['\"]?(?:, please check the stack trace|$)",
     re.DOTALL,
@@ -268,7 +269,7 @@ class Collector:
         if _FRAME.match(text):
             return [*done, *self._torn_open(stream, line, text)]
         if (text.startswith("    ") and not (line.header and text.startswith("      "))) or stripped.startswith(("raise ", "^^^^")):
-            return done
+            return done + ([self._plain(line, stripped)] if _FIELD.match(stripped) else [])
         return done + ([self._plain(line, stripped)] if stripped else [])
 
     def _continues(self, stream: _Stream, unit: Unit, line: Line, stripped: str) -> bool:

@@ -1,0 +1,140 @@
+"""What a failure that no rule knows is like: the words of its message, its frames and the lines beside it, weighed against known ones."""
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+from msgspec import Struct, structs
+
+from firstlight.catalog.rules import rule_of
+from firstlight.catalog.words import load_words
+from firstlight.core.diagnosis import Cause, Evidence, Remedy, Safety
+from firstlight.diagnose.decide import NEXT_TO, Decision, Judged
+from firstlight.diagnose.log import LogReader
+from firstlight.diagnose.place import only_hands_on
+from firstlight.diagnose.remedies import remedies_of
+from firstlight.diagnose.units import Unit, essence
+
+_WORD = re.compile(r"[A-Za-z_][A-Za-z0-9_]{2,}")
+_PIECE = re.compile(r"[A-Z]?[a-z]{3,}|[A-Z]{3,}(?![a-z])")
+_PATH = re.compile(r"(?:~|\.{0,3})/(?:[\w.@+=-]+/)*(?P<name>[\w.@+=-]*)")
+_FRAME = re.compile(r'File "(?P<path>[^"\s]+)", line \d+(?:, in (?P<function>\S+))?')
+_COMMON = frozenset(
+    re.findall(
+        r"\w+",
+        "the and for with this that from not but are was has have you can see above root cause error runtimeerror self file line return"
+        " raise engine core worker pid info warning most recent call last traceback python3 dist packages site lib local usr opt vllm none"
+        " true false int",
+    )
+)
+_MESSAGE_CHARS = 600
+_FRAMES_READ = 12
+_FOLDERS = 3
+_TOLD = frozenset({"cause", "unknown", "symptom", "hint"})  # what is no wrapper and no consequence
+_HANDS_ON = re.compile(  # what a process says of another, and of itself without a reason
+    r"(?:Proc|Core|[Ww]orker|[Ee]ngine|[Ss]cheduler|child)\w*\b[^\n]{0,40}\b(?:failed to (?:start|initialize)|initialization failed"
+    r"|encountered|hit an exception|died|dead|exited|failed\.?$)"
+    r"|^Dumping |stack trace|root cause|sigquit|exiting due to|^Unexpected error"
+)
+_MOST = 4
+_TEXT_KEPT = 600
+_LEAST = 0.35  # share of a code from which on it is named
+_CONFIDENCE = 0.5  # of three named so two are right, and one of them by a word that many failures have
+_NEAR = 0.1
+_FEWEST = 3  # words that tell, beside those of the exception's type and of Python's own messages
+_OF_PYTHON = frozenset({"list", "index", "out", "range", "object", "attribute", "nonetype", "none", "type", "subscriptable", "iterable"})
+
+
+def told(judged: Sequence[Judged], decision: Decision, reader: LogReader) -> list[Unit]:
+    """What tells of the failure: the first exception, its chain and the lines next to it; without one, the first lines of trouble."""
+    first = decision.first
+    if first is None:
+        units = [j.seen.unit for j in judged if j.role in _TOLD and not j.handled]
+        return (_telling(units) or _telling(reader.murmurs))[:_MOST]
+    chain = first.seen.unit.chain
+    near = [j for j in judged if j.role in _TOLD and (abs(j.line - first.line) <= NEXT_TO or (chain and j.seen.unit.chain == chain))]
+    return _telling([j.seen.unit for j in near if j.role != "hint"])
+
+
+def _telling(units: Sequence[Unit]) -> list[Unit]:
+    return [u for u in units if essence(u.text) is not None or not _HANDS_ON.search(u.head)]
+
+
+def words_of(units: Iterable[Unit]) -> frozenset[str]:
+    """The words of what went wrong: of messages and lines as they are and in pieces, of types, files, folders and functions with a mark."""
+    found: set[str] = set()
+    for unit in units:
+        found.update(_words((essence(unit.text) or unit.text)[:_MESSAGE_CHARS]))
+        found.update(_marks(unit))
+    return frozenset(found)
+
+
+def _words(text: str) -> Iterator[str]:
+    for word in _WORD.findall(_PATH.sub(lambda m: m["name"], text)):
+        if word.lower() not in _COMMON:
+            yield word.lower()
+        pieces = _PIECE.findall(word)
+        if len(pieces) > 1:
+            yield from (piece.lower() for piece in pieces if piece.lower() not in _COMMON)
+
+
+def _marks(unit: Unit) -> Iterator[str]:
+    """`t:` an exception's type, `f:` files and functions, `d:` folders of the innermost frames, `p:` the place that raised it."""
+    if unit.type:
+        yield f"t:{unit.type}"
+    if unit.place and not only_hands_on(unit.place):
+        yield f"p:{unit.place}"
+    for frame in _telling_frames(unit.frames[-_FRAMES_READ:]):
+        m = _FRAME.search(frame)
+        if m is None:
+            yield from _words(frame)
+            continue
+        *folders, file = m["path"].split("/")
+        yield f"f:{file}"
+        yield from (f"d:{folder}" for folder in folders[-_FOLDERS:] if folder)
+        if m["function"]:
+            yield f"f:{m['function']}"
+
+
+def _telling_frames(frames: Sequence[str]) -> Iterator[str]:
+    """Without those of the loops that only hand calls on, and their code."""
+    hands_on = False
+    for frame in frames:
+        m = _FRAME.search(frame)
+        hands_on = only_hands_on(m["path"]) if m is not None else hands_on
+        if not hands_on:
+            yield frame
+
+
+class Guess(Struct, frozen=True, kw_only=True):
+    """words: those that speak for the code most."""
+
+    cause: Cause
+    remedies: list[Remedy]
+    words: list[str]
+
+
+def guess(units: Sequence[Unit], reader: LogReader, facts: dict[str, Any], least: float = _LEAST) -> Guess | None:
+    """The code whose failures are told with these words, where its share is large enough; nothing of it is done without asking."""
+    words = words_of(units)
+    shares = load_words().shares(words) if not reader.only_rules and len(words - _of_types(units) - _OF_PYTHON) >= _FEWEST else []
+    if not shares or shares[0][1] < least:
+        return None
+    code = shares[0][0]
+    rule = rule_of(code)
+    title = f"no rule knows this message; its words are those of {code} ({rule.title})"
+    seen = [Evidence(line=units[0].line, text=units[0].text[:_TEXT_KEPT], worker=units[0].worker)]
+    remedies = [structs.replace(r, safety=Safety.ASK) if r.safety == Safety.SAFE else r for r in remedies_of(rule, facts)]
+    cause = Cause(code=code, title=title, confidence=_CONFIDENCE, evidence=seen)
+    return Guess(cause=cause, remedies=remedies, words=load_words().telling(words, code))
+
+
+def _of_types(units: Sequence[Unit]) -> set[str]:
+    types = [u.type or "" for u in units]
+    return {word for name in types for word in (*_words(name), f"t:{name}")}
+
+
+def near_by_words(units: Sequence[Unit], reader: LogReader) -> list[str]:
+    """Codes that have some share of these words, the nearest first."""
+    shares = load_words().shares(words_of(units)) if not reader.only_rules else []
+    return [code for code, share in shares if share >= _NEAR]

@@ -1,0 +1,115 @@
+"""What is said of a failure that no rule knows: by its words, unsure, and only of failures."""
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from firstlight.catalog.rules import builtin_rules
+from firstlight.catalog.words import load_words
+from firstlight.core.diagnosis import Safety
+from firstlight.diagnose.diagnose import diagnose
+from firstlight.diagnose.likeness import words_of
+from firstlight.diagnose.units import Unit
+
+FOLDER = Path(__file__).parents[2] / "rules"
+UNKNOWN = b"""(APIServer pid=61) INFO 10-12 08:00:06 [model.py:598] Resolved architecture: KestrelForCausalLM
+(EngineCore pid=80) ERROR 10-12 08:00:31 [core.py:1165] RuntimeError: Worker failed with error 'wing config num heads divisible by tensor \
+parallel size', please check the stack trace above for the root cause
+(APIServer pid=61) RuntimeError: Engine core initialization failed. See root cause above. Failed core proc(s): {}
+"""
+
+
+def test_a_code_is_named_by_words_with_half_confidence_and_the_failure_stays_unknown() -> None:
+    found = diagnose(UNKNOWN)
+    assert found.cause is not None
+    assert found.unknown is not None
+    assert found.cause.code == "tp-heads-not-divisible"
+    assert found.cause.confidence <= 0.5
+    assert found.cause.title.startswith("no rule knows this message; its words are those of ")
+    assert found.cause.evidence[0].line == 2
+    assert "wing config" in (found.unknown.first_exception or "")
+    assert found.facts["words"]
+    assert all(r.safety != Safety.SAFE for r in found.remedies)
+
+
+def test_with_rules_of_ones_own_words_are_not_asked() -> None:
+    found = diagnose(UNKNOWN, rules=[r for r in builtin_rules() if r.role == "wrapper"])
+    assert found.cause is None
+    assert found.unknown is not None
+
+
+@pytest.mark.parametrize(
+    "log",
+    [
+        b"INFO 10-12 08:00:02 [api_server.py:12] Application startup complete.\nlora adapter flash attention kernel error unsupported\n",
+        b"INFO 10-12 08:00:02 [gpu_model_runner.py:5209] Starting to load model\nlora adapter flash attention kernel error unsupported\n",
+    ],
+)
+def test_words_make_no_log_a_failed_one(log: bytes) -> None:
+    found = diagnose(log)
+    assert found.outcome in ("ready", "incomplete")
+    assert found.cause is None
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "EngineCore failed to start.",
+        "WorkerProc hit an exception.",
+        "EngineCore encountered an issue. See stack trace (above) for the root cause.",
+        "Received sigquit from a child process. It usually means the child failed.",
+    ],
+)
+def test_nothing_but_wrappers_is_not_guessed_at(said: str) -> None:
+    wrapper = "RuntimeError: Engine core initialization failed. See root cause above."
+    found = diagnose(f"(EngineCore pid=80) ERROR 10-12 08:00:31 [core.py:1165] {said}\n{wrapper}\n".encode())
+    assert found.cause is None or found.cause.code in ("cause-not-visible", "workerproc-load-failed-unknown")
+
+
+def test_no_miss_or_benign_log_of_the_rules_is_failed_because_of_words() -> None:
+    rules = list(builtin_rules())
+    for path in sorted(FOLDER.glob("*/miss-1.log")) + sorted(FOLDER.glob("benign-*/*.log")):
+        log = path.read_bytes()
+        with_words, without = diagnose(log), diagnose(log, rules=rules)
+        assert with_words.outcome == without.outcome, path
+        named = without.cause is not None and without.cause.code != "cause-not-visible"
+        assert not named or with_words.cause == without.cause, path
+
+
+def test_words_are_single_and_name_no_path() -> None:
+    frame = 'File "/home/someone/site-packages/vllm/lora/utils.py", line 12, in get_adapter'
+    unit = Unit(
+        kind="exception", line=1, type="ValueError", text="ValueError: no LoRA in /home/someone/lora-8/adapter.json", frames=[frame]
+    )
+    told = {"valueerror", "value", "lora", "adapter", "json"}
+    assert words_of([unit]) == told | {"t:ValueError", "f:utils.py", "f:get_adapter", "d:site-packages", "d:vllm", "d:lora"}
+
+
+def test_the_words_of_a_quoted_error_are_read_and_not_those_around_it() -> None:
+    text = "RuntimeError: Worker failed with error 'kestrel wing', please check the stack trace above for the root cause"
+    assert words_of([Unit(kind="exception", line=1, text=text)]) == {"kestrel", "wing", "runtime"}
+
+
+def test_every_code_of_the_weights_is_a_cause_that_a_rule_has() -> None:
+    causes = {r.code for r in builtin_rules() if r.role == "cause"}
+    assert set(load_words().codes) <= causes
+    assert all(" " not in word for word in load_words().weights)
+
+
+def test_shares_are_one_together_and_none_without_a_known_word() -> None:
+    words = load_words()
+    shares = words.shares({"cuda", "memory", "allocate"})
+    assert sum(share for _, share in shares) == pytest.approx(1)
+    assert shares == sorted(shares, key=lambda pair: -pair[1])
+    assert words.shares({"kestrelxyz"}) == []
+    assert set(words.telling({"cuda", "memory", "kestrelxyz"}, shares[0][0])) <= {"cuda", "memory"}
+
+
+@given(st.text(max_size=400), st.sampled_from(["RuntimeError", "KeyError", "ValueError"]))
+def test_any_message_gets_at_most_half_confidence_by_words(message: str, name: str) -> None:
+    found = diagnose(f"Traceback (most recent call last):\n{name}: {message}\n".encode("utf-8", "replace"))
+    if "words" in found.facts:
+        assert found.cause is not None
+        assert found.cause.confidence <= 0.5
