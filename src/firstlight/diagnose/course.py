@@ -2,7 +2,7 @@
 
 from msgspec import Struct
 
-from firstlight.catalog.milestones import RANK, Field, Milestone, Milestones, load_milestones
+from firstlight.catalog.milestones import RANK, Field, Milestone, load_milestones
 from firstlight.diagnose.units import level_of
 from firstlight.engines.lines import Line
 
@@ -44,13 +44,12 @@ class Course:
 
     def find(self, line: Line) -> tuple[Milestone, dict[str, Field]] | None:
         """The milestone that a line is, of the engine that was named or told of itself first, else of any."""
-        return next((found for table in self._tables if (found := self._of(table, line.text))), None)
-
-    def _of(self, table: Milestones, text: str) -> tuple[Milestone, dict[str, Field]] | None:
-        found = table.find(text)
-        if found is not None and len(self._tables) > 1:
-            self.engine, self._tables = table.engine, [table]
-        return found
+        for table in self._tables:
+            if found := table.find(line.text):
+                if len(self._tables) > 1:
+                    self.engine, self._tables = table.engine, [table]
+                return found
+        return None
 
     def begin(self, *, again: bool) -> None:
         """A start's banner. again: it stands behind an ending, so that what was before belongs to an earlier attempt."""

@@ -124,11 +124,12 @@ class LogReader:
 
     def _line(self, line: Line) -> None:
         self.lines = line.number
-        if is_answer(line):
-            self.course.answer_line = line.number if self.course.answer_line is None else self.course.answer_line
-            return
-        if is_chatter(line) and self.course.phases.get(line.worker) == "serving":
-            return
+        if line.level == "INFO":
+            if is_answer(line):
+                self.course.answer_line = line.number if self.course.answer_line is None else self.course.answer_line
+                return
+            if is_chatter(line) and self.course.phases.get(line.worker) == "serving":
+                return
         if self.troubled and line.level in ROUTINE:
             self._note_life(line)
         if self._milestone(line) or is_quiet(line):

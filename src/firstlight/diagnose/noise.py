@@ -41,13 +41,13 @@ def is_quiet(line: Line) -> bool:
 
 
 def is_answer(line: Line) -> bool:
-    """An access log's line: the server answers."""
-    return line.level == "INFO" and _ACCESS in line.text and bool(_ANSWERED.search(line.text))
+    """Whether an INFO line is an access log's: the server answers."""
+    return _ACCESS in line.text and bool(_ANSWERED.search(line.text))
 
 
 def is_chatter(line: Line) -> bool:
-    """What a server says of every request and every ten seconds."""
-    return line.level == "INFO" and line.source is not None and line.source.startswith(_CHATTER)
+    """Whether an INFO line is what a server says of every request and every ten seconds."""
+    return line.source is not None and line.source.startswith(_CHATTER)
 
 
 def is_frame(text: str) -> bool:
