@@ -48,6 +48,11 @@ COMPONENTS = (
     ("structured output", r"structured_output|guided"),
     ("plugins", r"/plugins/"),
 )
+IN_A_STEP = re.compile(
+    r"_?forward\w*|apply\w*|execute_model|call|__call__|embed\w*|get_multimodal_embeddings|get_mm\w*|_?parse_\w*|_process_\w+_input"
+    r"|compute_logits|pooler|generate|encode\w*|decode\w*|chat|beam_search|score|classify|step|schedule|update_from_output|sample\w*|iter_mm\w*"
+    r"|extract_\w+|adjust_request|add_request|abort\w*|_?validate_(?:params|prompt|request|chat|lora|structured|logprobs|singleton)\w*"
+)
 API = ("config", "hub and config files", "tokenizer", "multimodal", "plugins")
 CORE = ("kv cache", "engine", "executor", "structured output")
 
@@ -109,7 +114,7 @@ def sources_of(package: Path) -> Iterator[tuple[str, str]]:
     for file in sorted(package.rglob("*.py")):
         path = file.relative_to(package.parent).as_posix()
         if not LEFT_OUT.search("/" + path):
-            yield path, file.read_text("utf-8", "replace")
+            yield path, file.read_text("utf-8-sig", "replace")
 
 
 def texts_of(package: Path) -> Iterator[Text]:
@@ -202,19 +207,29 @@ def main() -> None:
     parser.add_argument("--list", choices=("none", "family", "specific", "all"))
     parser.add_argument("--form", choices=("whole", "pasted"), default="whole")
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--reachable", action="store_true", help="leave out what only a request or a step of the model reaches")
     options = parser.parse_args()
     texts: dict[tuple[str, str], Text] = {}
+    by_package: dict[str, set[tuple[str, str]]] = {}
     for package in options.package:
         for text in texts_of(package):
-            texts[(text.path.rsplit("/", 1)[-1] + text.type, template(text.message))] = text
+            if options.reachable and (text.kind == "logged" or IN_A_STEP.fullmatch(text.function)):
+                continue
+            key = (text.path.rsplit("/", 1)[-1] + text.type, template(text.message))
+            texts[key] = text
+            by_package.setdefault(str(package), set()).add(key)
     table: dict[str, dict[str, Counter[str]]] = {"whole": {}, "pasted": {}}
-    for text in texts.values():
+    answers: dict[str, dict[tuple[str, str], str]] = {"whole": {}, "pasted": {}}
+    for key, text in texts.items():
         for form, log in (("whole", whole(text)), ("pasted", pasted(text))):
             how, code = named(log)
+            answers[form][key] = how
             table[form].setdefault(component(text.path), Counter())[how] += 1
             if form == options.form and options.list in (how, "all"):
                 print(f"{how}\t{code}\t{component(text.path)}\t{text.path}:{text.function}\t{text.kind}\t{said(text)[:240]!r}")
     result = {form: show(form, rows) for form, rows in table.items()}
+    for form, found in answers.items() if len(by_package) > 1 else ():
+        show(form, {name: Counter(found[key] for key in keys) for name, keys in by_package.items()})
     if options.json:
         options.json.write_text(json.dumps({"texts": len(texts), **result}, indent=1) + "\n")
 

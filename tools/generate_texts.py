@@ -27,6 +27,11 @@ HOLE = "\x00"
 NOT_IN_A_SERVER = re.compile(
     r"^transformers/(?:models|pipelines|generation|exporters|distributed|commands|trainer|data|onnx|testing)"
     r"|^huggingface_hub/(?:cli|inference|commands)|^triton/(?:experimental|tools)|^compressed_tensors/offload"
+    r"|^ray/(?:dashboard|autoscaler|data|train|tune|rllib|serve|air|workflow|llm|cloudpickle|scripts|job_submission|thirdparty_files)"
+    r"|^flashinfer/(?:data|cute_dsl|testing|aot|__main__|experimental|moe_ep|prims_ts|\w+_kernels|diffusion_ops|trace|cake_\w+)"
+    r"|^ray/(?:experimental|dag)|^mooncake/(?:reshard|structured)|^peft/(?:tuners/(?!lora|tuners_utils)|optimizers)|^lmcache/(?:cli|experimental|tools)"
+    r"|^torch/(?!_inductor/|_dynamo/|distributed/(?:\w+\.py|c10d_logger|device_mesh|rendezvous))"
+    r"|^vllm_omni/(?:diffusion|model_executor|benchmarks|examples|assets|experimental)"
 )
 OF_MODELS = re.compile(r"/models/|/configs/|^(?!vllm/)")
 Places = dict[str, dict[str, None]]
@@ -77,6 +82,7 @@ def class_names(tree: ast.Module) -> Iterator[str]:
 def unambiguous(places: Places) -> Iterator[tuple[str, str]]:
     """(place, what it alone has) where all its places are known by one rule."""
     for what, found in places.items():
+        found = {p: None for p in found if p.startswith("vllm/")} or found  # plugins and forks say much of vLLM's again
         codes = {code_of(place) for place in found}
         if len(codes) == 1 and None not in codes:
             yield list(found)[-1], what
@@ -90,7 +96,7 @@ def main() -> None:
         by_place.setdefault(place, []).append(f" {part}")
     for place, name in unambiguous(names):
         by_place.setdefault(place, []).append(f"\t{name}")
-    lines = ["# Made by tools/generate_texts.py from vLLM 0.6.6 to 0.33.0 and its libraries: places, what only they print, classes."]
+    lines = ["# Made by tools/generate_texts.py from vLLM 0.4.3 to 0.33.0 and its libraries: places, what only they print, classes."]
     for place in sorted(by_place):
         lines += [place, *sorted(by_place[place])]
     FILE.write_text("\n".join(lines) + "\n", "utf-8")
