@@ -79,9 +79,12 @@ def shape(name: str) -> dict[str, Any]:
 
 
 def put(
-    config: dict[str, Any], release: str, gpu: str, fields: dict[str, Any], *, python: str, wheels: str
+    config: dict[str, Any], release: str, gpu: str, fields: dict[str, Any], *, python: str, wheels: str, hf_quant: str | None = None
 ) -> tuple[EngineAnswer, dict[str, float]]:
-    """(the answer of `release` about a config alone, {seconds, cpu_seconds, peak_gib} of the process that gave it)."""
+    """(the answer of `release` about a config alone, {seconds, cpu_seconds, peak_gib} of the process that gave it).
+
+    hf_quant: the text of its hf_quant_config.json, where it has one.
+    """
     engine_source(LocalHost(), python, f"vllm=={release}", wheels)
     with tempfile.TemporaryDirectory() as folder:
         model, cache = Path(folder, "model"), Path(folder, "cache")
@@ -89,6 +92,8 @@ def put(
         cache.mkdir()
         (cache / "wheels").symlink_to(Path(wheels).absolute())
         (model / "config.json").write_text(json.dumps(config))
+        if hf_quant:
+            (model / "hf_quant_config.json").write_text(hf_quant)
         before, began = resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic()
         answer = ask(
             LocalHost(),

@@ -117,12 +117,12 @@ def read(name: str) -> list[dict[str, Any]]:
 
 def times() -> list[str]:
     """Start to ready of one model with real weight files, the bare command and `up` in turns."""
-    lines = ["| page cache | pair | bare | `up` | ratio |", "|---|---|---|---|---|"]
+    lines = ["| page cache | pair | bare | `up` | ratio | supervised, no head start |", "|---|---|---|---|---|---|"]
     for kind in ("cold", "warm"):
         for pair, took in by_pair(kind).items():
             bare, up = took.get("bare"), took.get("up")
             cells = [kind, str(pair + 1), *(f"{s} s" if s else "not run" for s in (bare, up)), f"{up / bare:.2f}" if bare and up else "-"]
-            lines.append("| " + " | ".join(cells) + " |")
+            lines.append("| " + " | ".join([*cells, f"{took['supervised']} s" if took.get("supervised") else "-"]) + " |")
     return lines
 
 
@@ -160,6 +160,17 @@ def stories() -> list[str]:
             "| " + " | ".join(c.replace("|", "/") + (f" ({r['note']})" if c is cells[4] and "note" in r else "") for c in cells) + " |"
         )
     return lines
+
+
+def verdicts() -> list[str]:
+    """What `verify` says of the healthy folder and of damaged ones; the last run of each step."""
+    steps = {r["step"]: r for r in read("answers/h200.jsonl") if "passed" in r or "against" in r}
+    lines = ["| step | exit | passed | failed | not asked |", "|---|---|---|---|---|"]
+    for step, row in steps.items():
+        told = row.get("against", row)
+        failed = "; ".join(f"{name}: {evidence[0]}" for name, evidence in told["failed"].items()) or "-"
+        lines.append(f"| {step} | {told['rc']} | {len(told['passed'])} | {failed} | {', '.join(told['skipped']) or '-'} |")
+    return lines if steps else []
 
 
 def speed() -> list[str]:
@@ -202,6 +213,7 @@ def body() -> str:
         "Start to ready with 22.9 GiB of real NVFP4 files (kimi3, eager)": times(),
         "Compile caches: the same with graphs, from empty caches, again, and after a rehearsal": compiled(),
         "Failures, each to an endpoint or to its story": stories(),
+        "Verdicts on SmolLM2-135M, healthy and damaged": verdicts(),
         "Speed of SmolLM2-135M on one H200, by two tools": speed(),
         "All-reduce between two H200s, as `probe --all-reduce` measures it": collectives(),
     }
