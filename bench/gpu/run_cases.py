@@ -121,7 +121,7 @@ class Lanes:
         with self.taking:
             left = self.ends - time.time()
             for case in self.cases:
-                if left > case.get("seconds", 70 if "--enforce-eager" in case["args"] else 110) * (2 if case.get("rehearse") else 1):
+                if left > case.get("seconds", 60 if "--enforce-eager" in case["args"] else 100) * (2 if case.get("rehearse") else 1):
                     self.cases.remove(case)
                     return case
             return None
