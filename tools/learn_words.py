@@ -30,7 +30,8 @@ ROOT = Path(__file__).parents[1]
 GATHERED = ROOT / "tools" / "words.txt"
 WEIGHTS = ROOT / "src" / "firstlight" / "catalog" / "words.txt"
 VAGUE = {"cause-not-visible", "workerproc-load-failed-unknown", "engine-check-failed"}  # these say no more than that no rule knows it
-NAMED = {r.code for r in builtin_rules() if r.role == "cause"} - VAGUE
+ENDINGS = {"process-killed", "process-crashed", "process-vanished", "stopped-while-starting"}  # told by how a process ended, not by words
+NAMED = {r.code for r in builtin_rules() if r.role == "cause"} - VAGUE - ENDINGS
 ROUNDS, RATE, DECAY, MOST_CODES = 25, 4.0, 1e-5, 2
 SEED = 6
 LEAST = 0.25  # smaller weights are left out

@@ -67,7 +67,8 @@ class Course:
             self.version = str(fields["engine_version"])
         if milestone.event != "progress":
             self.fields.update(fields)
-        self._move(line, milestone.phase)
+        if milestone.event != "progress" or fields.get("done") != 0:  # a bar that stands at nothing is printed at any time
+            self._move(line, milestone.phase)
         if milestone.event == "ready" and self.ready_line is None:
             self.ready_line = line.number
         elif milestone.event in ("stopping", "stopped") and self.stop_line is None:

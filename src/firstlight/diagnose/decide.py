@@ -1,18 +1,25 @@
 """Which of the units in a log is the first cause: by time and causality, over all workers, or that it is not visible."""
 
+import re
+
 from msgspec import Struct
 
 from firstlight.catalog.milestones import RANK
 from firstlight.catalog.rules import Rule
 from firstlight.diagnose.course import ENDED
-from firstlight.diagnose.log import ALIVE_LINES, LogReader, Seen
+from firstlight.diagnose.log import ALIVE_LINES, VAGUE, LogReader, Seen
 from firstlight.diagnose.matching import Match
 from firstlight.diagnose.noise import is_of_request
 from firstlight.diagnose.units import Unit, essence, level_of
 
 _ROLE_ORDER = {"cause": 0, "consequence": 1, "symptom": 2, "hint": 3, "wrapper": 4}
 _LOUD = frozenset({None, "ERROR", "CRITICAL"})
+_ENDED_BY = re.compile(r"(?:\S+: line \d+: +\d+ )?(?:Killed|Terminated|Aborted|Segmentation fault|Bus error)\b.{0,80}")
 NEXT_TO = 3  # lines
+_FOR_ANYTHING = frozenset(  # exceptions whose messages do not say what they are about
+    {"JSONDecodeError", "UnicodeDecodeError", "FileNotFoundError", "NotADirectoryError", "EOFError", "TimeoutError", "ConnectionError"}
+    | {"ConnectionRefusedError", "ConnectionResetError", "BrokenPipeError", "StopIteration"}
+)
 GENERAL = -10  # rules of this priority and below know a place, not a message
 
 
@@ -86,7 +93,7 @@ def decide(reader: LogReader, exit_status: int | None) -> Decision:
     outcome = _outcome(reader, deadly, exit_status)
     if outcome not in ("failed", "serving-failed"):
         return Decision(outcome=outcome, first=_waiting(reader, live) if outcome == "incomplete" else None, others=_noted(judged, None))
-    first = _first(deadly)
+    first = _first(deadly, reader)
     return Decision(outcome=outcome, first=first, others=_noted(judged, first), hint=_hint(judged, reader))
 
 
@@ -163,9 +170,10 @@ def _waiting(reader: LogReader, live: list[Judged]) -> Judged | None:
     return next((j for j in live if j.role == "symptom" and j.rule is not None and j.rule.confidence >= 0.5), None)
 
 
-def _first(deadly: list[Judged]) -> Judged | None:
+def _first(deadly: list[Judged], reader: LogReader) -> Judged | None:
     """The earliest chain with a cause or an unknown exception decides; wrappers and consequences never do."""
     roots = [j for j in deadly if j.role == "cause" or (j.role == "unknown" and j.seen.unit.kind == "exception")]
+    roots = [j for j in roots if not _outlived(j, roots, reader)]
     if not roots:
         return None
     start = min(roots, key=lambda j: j.line)
@@ -178,10 +186,30 @@ def _first(deadly: list[Judged]) -> Judged | None:
     return next((j for j in lower if _known(j)), None) or _beside(start, roots) or _placed(lower) or _placed(chain) or start
 
 
+def _outlived(j: Judged, roots: list[Judged], reader: LogReader) -> bool:
+    """Whether a line of an error was nothing in the end: its program told that it went on, and failed of something else later."""
+    onward = reader.onward_line
+    return j.seen.unit.kind == "line" and j.line < onward and any(o.line > onward for o in roots)
+
+
+def is_contested(j: Judged) -> bool:
+    """Whether an exception that is raised for anything, known by its message alone, came from a place that the rules put elsewhere."""
+    if j.rule is None or j.seen.unit.type not in _FOR_ANYTHING or j.rule.frames or j.rule.places or not j.seen.unit.frames:
+        return False
+    placed = [m.rule for m in j.seen.matches if m.rule.places and m.rule.priority > VAGUE]
+    best = max(placed, key=lambda r: r.priority, default=None)
+    return best is not None and best.code != j.rule.code
+
+
 def _beside(start: Judged, roots: list[Judged]) -> Judged | None:
     """A line right behind an exception that no rule knows, which a rule does: the rest of its message, or what its library printed."""
-    after = [j for j in roots if j.seen.unit.kind == "line" and 0 < j.line - start.line <= NEXT_TO and _known(j)]
+    after = [j for j in roots if j.seen.unit.kind == "line" and 0 < j.line - start.line <= NEXT_TO and _known(j) and not _of_shell(j)]
     return min(after, key=lambda j: j.line, default=None)
+
+
+def _of_shell(j: Judged) -> bool:
+    """`Killed`: a shell's word on how its program ended, which says nothing of why where the program spoke before."""
+    return bool(_ENDED_BY.fullmatch(j.seen.unit.text.strip()))
 
 
 def _hint(judged: list[Judged], reader: LogReader) -> Judged | None:

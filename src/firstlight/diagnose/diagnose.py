@@ -6,7 +6,7 @@ from typing import Any
 
 from firstlight.catalog.rules import Rule, version_within
 from firstlight.core.diagnosis import Cause, Diagnosis, Evidence, Remedy, Safety, Unknown
-from firstlight.diagnose.decide import Decision, Judged, decide, judge
+from firstlight.diagnose.decide import Decision, Judged, decide, is_contested, judge
 from firstlight.diagnose.exits import by_exit, first_error, last_error
 from firstlight.diagnose.likeness import guess, near_by_words, told
 from firstlight.diagnose.log import VAGUE, LogReader, read
@@ -16,8 +16,7 @@ from firstlight.diagnose.units import Unit, template
 _SM = re.compile(r"\b(?:sm_?|SM ?)(\d{2,3})[af]?\b")
 _CAPABILITY = re.compile(r"compute capability (\d{1,2})\.(\d)")
 _WORD = re.compile(r"[a-z_]{5,}")
-PLACE, KIND = 0.5, 0.62  # confidence of rules that know the place that raised it, and of those that know the kind of its message
-CLEARLY = 0.6  # share of words from which on they go before a rule that knows the kind
+CONTESTED = 0.65  # confidence at most where the place speaks of something else
 SURE = 0.7  # confidence from which on a verdict is not called a guess
 NEAR_KEPT = 3
 _EVIDENCE_KEPT = 6
@@ -67,7 +66,8 @@ def _cause(
 ) -> tuple[Cause | None, list[Remedy], Unknown | None]:
     first = decision.first
     if first is not None and first.rule is not None:
-        return _by_rule(first, first.rule, decision, reader, facts)
+        cause, remedies, _ = _named(first, first.rule, facts)
+        return cause, remedies, _unknown(first.seen.unit, reader.rules) if first.rule.priority <= VAGUE else None
     if first is not None:
         return _like(told(judge(reader), decision, reader), first.seen.unit, reader, facts)
     if decision.outcome not in ("failed", "serving-failed"):
@@ -98,19 +98,6 @@ def _like(units: list[Unit], first: Unit, reader: LogReader, facts: dict[str, An
     return found.cause, [*found.remedies, _report()], unknown
 
 
-def _by_rule(
-    first: Judged, rule: Rule, decision: Decision, reader: LogReader, facts: dict[str, Any]
-) -> tuple[Cause, list[Remedy], Unknown | None]:
-    """What the rule says; where it knows only a kind of failure, words that are clearly another's go before it."""
-    cause, remedies, _ = _named(first, rule, facts)
-    if rule.yields and PLACE < rule.confidence <= KIND:
-        found = guess(told(judge(reader), decision, reader), reader, facts, CLEARLY)
-        if found is not None and found.cause.code != rule.code:
-            facts["words"] = found.words
-            return found.cause, found.remedies, _unknown(first.seen.unit, reader.rules)
-    return cause, remedies, _unknown(first.seen.unit, reader.rules) if rule.priority <= VAGUE else None
-
-
 def _named(judged: Judged, rule: Rule, facts: dict[str, Any]) -> tuple[Cause, list[Remedy], None]:
     facts.update(judged.match.facts if judged.match else {})
     facts.update(_generation(judged.seen.unit.text))
@@ -130,7 +117,8 @@ def _as_cause(judged: Judged) -> Cause:
     rule = judged.rule
     assert rule is not None
     units = [judged.seen.unit, *judged.seen.others]
-    return Cause(code=rule.code, title=rule.title, confidence=rule.confidence, evidence=[_evidence(u) for u in units[:_EVIDENCE_KEPT]])
+    confidence = min(rule.confidence, CONTESTED) if is_contested(judged) else rule.confidence
+    return Cause(code=rule.code, title=rule.title, confidence=confidence, evidence=[_evidence(u) for u in units[:_EVIDENCE_KEPT]])
 
 
 def _evidence(unit: Unit) -> Evidence:
@@ -139,7 +127,7 @@ def _evidence(unit: Unit) -> Evidence:
 
 def _contributing(decision: Decision, cause: Cause | None) -> list[Cause]:
     found: dict[str, Cause] = {}
-    for judged in [j for j in (decision.first, *decision.others) if j is not None and j.rule is not None]:
+    for judged in decision.others:
         item = _as_cause(judged)
         if (cause is None or item.code != cause.code) and item.code not in found:
             found[item.code] = item

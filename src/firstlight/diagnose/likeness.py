@@ -34,14 +34,14 @@ _TOLD = frozenset({"cause", "unknown", "symptom", "hint"})  # what is no wrapper
 _HANDS_ON = re.compile(  # what a process says of another, and of itself without a reason
     r"(?:Proc|Core|[Ww]orker|[Ee]ngine|[Ss]cheduler|child)\w*\b[^\n]{0,40}\b(?:failed to (?:start|initialize)|initialization failed"
     r"|encountered|hit an exception|died|dead|exited|failed\.?$)"
-    r"|^Dumping |stack trace|root cause|sigquit|exiting due to|^Unexpected error"
+    r"|^Dumping |stack trace|root cause|sigquit|exiting due to|process disappeared|^Unexpected error"
 )
 _MOST = 4
 _TEXT_KEPT = 600
-_LEAST = 0.35  # share of a code from which on it is named
+_LEAST = 0.4  # share of a code from which on it is named
 _CONFIDENCE = 0.5  # of three named so two are right, and one of them by a word that many failures have
 _NEAR = 0.1
-_FEWEST = 3  # words that tell, beside those of the exception's type and of Python's own messages
+_FEWEST = 3  # own words without which nothing is named
 _OF_PYTHON = frozenset({"list", "index", "out", "range", "object", "attribute", "nonetype", "none", "type", "subscriptable", "iterable"})
 
 
@@ -82,9 +82,9 @@ def _marks(unit: Unit) -> Iterator[str]:
     """`t:` an exception's type, `f:` files and functions, `d:` folders of the innermost frames, `p:` the place that raised it."""
     if unit.type:
         yield f"t:{unit.type}"
-    if unit.place and not only_hands_on(unit.place):
+    if unit.place:
         yield f"p:{unit.place}"
-    for frame in _telling_frames(unit.frames[-_FRAMES_READ:]):
+    for frame in unit.frames[-_FRAMES_READ:]:
         m = _FRAME.search(frame)
         if m is None:
             yield from _words(frame)
@@ -96,14 +96,20 @@ def _marks(unit: Unit) -> Iterator[str]:
             yield f"f:{m['function']}"
 
 
-def _telling_frames(frames: Sequence[str]) -> Iterator[str]:
-    """Without those of the loops that only hand calls on, and their code."""
-    hands_on = False
+def _own_words(units: Sequence[Unit]) -> set[str]:
+    """Those that are not of every failure: without the exception's type, Python's own messages and the loops that only hand calls on."""
+    own = [structs.replace(u, frames=_own_frames(u.frames), place=None, type=None) for u in units]
+    return set(words_of(own)) - {word for u in units for word in _words(u.type or "")} - _OF_PYTHON
+
+
+def _own_frames(frames: Sequence[str]) -> list[str]:
+    found, hands_on = [], False
     for frame in frames:
         m = _FRAME.search(frame)
         hands_on = only_hands_on(m["path"]) if m is not None else hands_on
         if not hands_on:
-            yield frame
+            found.append(frame)
+    return found
 
 
 class Guess(Struct, frozen=True, kw_only=True):
@@ -114,11 +120,11 @@ class Guess(Struct, frozen=True, kw_only=True):
     words: list[str]
 
 
-def guess(units: Sequence[Unit], reader: LogReader, facts: dict[str, Any], least: float = _LEAST) -> Guess | None:
+def guess(units: Sequence[Unit], reader: LogReader, facts: dict[str, Any]) -> Guess | None:
     """The code whose failures are told with these words, where its share is large enough; nothing of it is done without asking."""
     words = words_of(units)
-    shares = load_words().shares(words) if not reader.only_rules and len(words - _of_types(units) - _OF_PYTHON) >= _FEWEST else []
-    if not shares or shares[0][1] < least:
+    shares = load_words().shares(words) if not reader.only_rules and len(_own_words(units)) >= _FEWEST else []
+    if not shares or shares[0][1] < _LEAST:
         return None
     code = shares[0][0]
     rule = rule_of(code)
@@ -127,11 +133,6 @@ def guess(units: Sequence[Unit], reader: LogReader, facts: dict[str, Any], least
     remedies = [structs.replace(r, safety=Safety.ASK) if r.safety == Safety.SAFE else r for r in remedies_of(rule, facts)]
     cause = Cause(code=code, title=title, confidence=_CONFIDENCE, evidence=seen)
     return Guess(cause=cause, remedies=remedies, words=load_words().telling(words, code))
-
-
-def _of_types(units: Sequence[Unit]) -> set[str]:
-    types = [u.type or "" for u in units]
-    return {word for name in types for word in (*_words(name), f"t:{name}")}
 
 
 def near_by_words(units: Sequence[Unit], reader: LogReader) -> list[str]:

@@ -13,6 +13,7 @@ from firstlight.diagnose.noise import (
     LOUD,
     ROUTINE,
     common_indent,
+    goes_onward,
     is_answer,
     is_broken,
     is_chatter,
@@ -63,6 +64,7 @@ class LogReader:
         self.alive: dict[str | None, list[int]] = {}
         self.troubled = False
         self.loop_broke = False
+        self.onward_line = 0
         self._indent: int | None = None
         self._held: list[tuple[int, str]] = []
         self._index: dict[tuple[str, str], Seen] = {}
@@ -148,6 +150,8 @@ class LogReader:
 
     def _note_trouble(self, line: Line) -> None:
         text = line.text
+        if line.level is None and goes_onward(text):
+            self.onward_line = line.number
         self.troubled = self.troubled or line.level in LOUD or text.startswith("Traceback")
         loud = line.level in LOUD and is_frame(text) and not is_of_request(line.source)
         if text.startswith(("Traceback", '  File "')) if line.level is None else loud:

@@ -31,6 +31,7 @@ _CODE = re.compile(r'\s*(?:File "|raise\b|return\b|self\.|[\^~]+\s*$|[\w.]+ = |[
 _ACCESS = " HTTP/1."
 _CHATTER = ("loggers.py:", "logger.py:", "metrics.py:", "async_llm.py:")  # what a server says of every request and every ten seconds
 _ANSWERED = re.compile(r'"(?:GET|POST) /\S* HTTP/1\.\d" \d{3}')
+_ONWARD = re.compile(r"\b100 ?%|\b(?:[Ss]kipping|[Rr]etrying|[Ff]alling back|[Dd]ownload(?:ed| complete))\b")
 _FRAME = re.compile(r'Traceback|\s*(?:File "|\^|~)|\s{4,}\S')
 
 
@@ -65,6 +66,11 @@ def speaks_of_trouble(text: str) -> bool:
 
 def speaks_of_end(text: str) -> bool:
     return bool(_ENDING.search(text))
+
+
+def goes_onward(text: str) -> bool:
+    """Whether a program tells that it went on: a download that is complete, something that is skipped or tried again."""
+    return bool(_ONWARD.search(text))
 
 
 def is_broken(text: str) -> bool:

@@ -13,11 +13,14 @@ _ENGINE = re.compile(
     r"|forward_context|_custom_ops|device_allocator|third_party|vllm_flash_attn|triton_utils)|sglang|transformers_modules|vllm_[a-z]\w*/"
     r"|lmcache|nixl|mooncake|transformers|torch|triton|flashinfer|deep_gemm|deep_ep|aiter|xgrammar|huggingface_hub)\b.+)"
 )
+_ELIDED = re.compile(  # `.../mem_cache/common.py`: whoever posted it cut the path in front of SGLang's folders
+    r"\.\.\./(?P<path>(?:managers|mem_cache|model_executor|speculative|disaggregation|constrained|server_args|entrypoints|eplb)\b.+)"
+)
 _QUALIFIED = re.compile(
     r"(?P<path>(?!vllm\b|sglang\b|builtins\b|asyncio\b|multiprocessing\b)[a-z_]\w*(?:\.\w+)*)\.[A-Z]\w*(?:\(\w+\))?(?::|\s*$)"
 )
 _TOOLS = re.compile(
-    r"/python3?[\d.]*/(?!(?:site|dist)-packages/)|<frozen|<string>|/uv/python/"
+    r"/python\d[\d.]*/(?!lib/|(?:site|dist)-packages/)|<frozen|<string>|/uv/python/"
     r"|-packages/(?:torch/(?:nn/|_ops\.py|utils/|_tensor|functional\.py|autograd/|storage\.py|cuda/|_C|__init__|_jit_internal)"
     r"|pydantic|msgspec|typing_extensions|importlib|cloudpickle|uvloop|concurrent|setuptools|pluggy)"
     r"|/vllm/(?:tracing|utils/(?:func_utils|import_utils|torch_utils|async_utils)|model_executor/custom_op|_custom_ops)\b"
@@ -46,6 +49,8 @@ def place_of_frames(frames: Sequence[str]) -> str | None:
             continue
         if only_hands_on(m["path"]):
             return None
+        if elided := _ELIDED.match(m["path"]):
+            return f"sglang/srt/{elided['path']}:{m['function'] or ''}"
         inner = _SITE.match(m["path"]) or _ENGINE.match(m["path"])
         return f"{inner['path'] if inner else m['path']}:{m['function'] or ''}"
     return None

@@ -10,6 +10,7 @@ from firstlight.engines.lines import Line
 FRAMES_KEPT = 80
 FRAME_CHARS = 400
 STREAMS_KEPT = 2048
+_SIDE = "\0beside"
 LAST = 1000  # in a chain: behind everything that was raised
 MESSAGE_LINES = 40
 MESSAGE_CHARS = 8000
@@ -107,13 +108,14 @@ class Unit(Struct, kw_only=True):
 class _Stream:
     """What one process is in the middle of printing."""
 
-    __slots__ = ("chain", "flat", "frames", "indent", "last", "linked", "open", "order", "shift", "source", "unit")
+    __slots__ = ("chain", "flat", "frames", "headed", "indent", "last", "linked", "open", "order", "shift", "source", "unit")
 
     def __init__(self) -> None:
         self.open = False
         self.indent = 0
         self.shift = 0
         self.flat = False
+        self.headed = False
         self.frames: list[str] = []
         self.last: Line | None = None
         self.unit: Unit | None = None
@@ -134,11 +136,21 @@ class Collector:
 
     def feed(self, line: Line) -> list[Unit]:
         stream = self._stream_that_waits(line) or self._streams.get(line.worker)
+        stream = self._beside(stream, line) if stream is not None and stream.headed and not line.header else stream
         if stream is None:
             stream, forgotten = _Stream(), self._forget()
             self._streams[line.worker] = stream
             return [*forgotten, *self._read(stream, line)]
         return self._read(stream, line)
+
+    def _beside(self, stream: _Stream, line: Line) -> _Stream:
+        """A logger's traceback is still open when the same process prints past it, without a header: that is another stream."""
+        side = self._streams.get(f"{line.worker}{_SIDE}")
+        if side is not None and side.open:
+            return side
+        if not stream.open or line.text[:1] in (" ", "\t", "") or _EXCEPTION.match(line.text):
+            return stream
+        return self._streams.setdefault(f"{line.worker}{_SIDE}", _Stream())
 
     def _read(self, stream: _Stream, line: Line) -> list[Unit]:
         text = line.text
@@ -188,7 +200,7 @@ class Collector:
         return [unit for _, s in older for unit in self._closed(s)]
 
     def _begin(self, stream: _Stream, line: Line) -> None:
-        stream.open, stream.flat, stream.frames, stream.source = True, False, [], line.source
+        stream.open, stream.flat, stream.headed, stream.frames, stream.source = True, False, False, [], line.source
         stream.indent = len(line.text) - len(line.text.lstrip(" "))
         stream.shift = 0
         if stream.linked:
@@ -220,7 +232,7 @@ class Collector:
             stream.shift = max(0, len(text) - len(stripped) - 2)
         if stream.shift and len(text) - len(stripped) == stream.shift and _EXCEPTION.match(stripped):
             text = stripped
-        stream.last = line
+        stream.last, stream.headed = line, line.header
         if text[:1] in (" ", "\t") or not text.strip():
             if len(stream.frames) >= FRAMES_KEPT:
                 del stream.frames[1]
