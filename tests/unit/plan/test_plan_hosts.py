@@ -152,6 +152,23 @@ def test_vllm_on_a_cpu_says_the_longest_request_that_its_kv_space_holds() -> Non
     assert "unset, it would take 12.00 GiB" in old.because[0]
 
 
+def test_a_pinned_layout_on_a_cpu_is_kept_and_counted() -> None:
+    """Every worker allocates the KV space; tensor parallelism halves a token's bytes in each."""
+    alone, two = (planned(SMOL, HOST, engine="vllm", tensor_parallel_size=n).best for n in (1, 2))
+    assert alone is not None
+    assert two is not None
+    assert two.tensor_parallel_size == 2
+    assert two.args[two.args.index("--tensor-parallel-size") + 1] == "2"
+    assert (two.kv_bytes_per_token or 0) < (alone.kv_bytes_per_token or 0)
+    assert (two.kv_tokens.mid or 0) > (alone.kv_tokens.mid or 0)
+    assert alone.per_gpu is not None
+    assert two.per_gpu is not None
+    assert (two.per_gpu.headroom.mid or 0) < (alone.per_gpu.headroom.mid or 0) - GIB
+    staged = planned(SMOL, HOST, engine="vllm", pipeline_parallel_size=2, data_parallel_size=2).best
+    assert staged is not None
+    assert {"--pipeline-parallel-size", "--data-parallel-size"} <= set(staged.args)
+
+
 @pytest.mark.parametrize("where", ["user", "machine"])
 def test_the_users_own_kv_space_is_kept(where: str) -> None:
     variable = {"VLLM_CPU_KVCACHE_SPACE": "3"}
