@@ -25,7 +25,12 @@ _CAUSE = "The above exception was the direct cause of the following exception"
 _CONTEXT = "During handling of the above exception, another exception occurred"
 _GROUP = re.compile(r"^[ |+-]*\|? ?")
 _FRAME = re.compile(r'\s{0,8}File "[^"]+", line \d+(?:, in \S|,$|$)')
-_FIELD = re.compile(r"[A-Z][A-Za-z ]{1,30}: {2,}\S")  # `Reason:       OOMKilled`: a description's, not a traceback's code
+_FIELD = re.compile(  # indented, and no traceback's code: `Reason:       OOMKilled` of a description, a record of llama.cpp
+    r"[A-Z][A-Za-z ]{1,30}: {2,}\S|\d+\.\d\d\.\d{3}\.\d{3} [A-Z] |(?:ggml|llama|gguf|clip|common)_\w+: "
+)
+_PROMPT = re.compile(r"(?:\([\w.-]+\) )?\S{0,60}[$#>%]\s*$|```|Process \S+:$")  # what ends a traceback that a paste cuts
+_OTHERS = ("Process ", "[rank", "INFO:", "ERROR:", "nanobind:", "warnings.warn(", "```")  # lines that are no more of a message
+_WARNED = re.compile(r"\S+:\d+: \w*Warning: ")
 _QUOTED = re.compile(
     r"(?:[Ww]orker |RPC |)[Ff]ailed with error (?:%s[^'\"]*['\"], )?['\"](?P<message>.+?)['\"]?(?:, please check the stack trace|$)",
     re.DOTALL,
@@ -249,6 +254,9 @@ class Collector:
         m = _IN_TRACEBACK.match(text)
         if m is None and not stream.frames:
             return []
+        if m is None and _PROMPT.match(text):
+            done, stream.open = self._torn(stream), False
+            return done
         stream.open = False
         stream.unit = self._unit(stream, line, text, m["type"].split(".")[-1] if m else None)
         self._latest = stream
@@ -288,7 +296,7 @@ class Collector:
         if line.worker is None and unit.worker is not None and self._latest is stream and not line.header:
             unit.carried = True
             return unit.text.count("\n") < MESSAGE_LINES
-        if unit.text.count("\n") >= MESSAGE_LINES or stripped.startswith(("Process ", "[rank", "INFO:", "ERROR:", "nanobind:")):
+        if unit.text.count("\n") >= MESSAGE_LINES or stripped.startswith(_OTHERS) or _WARNED.match(stripped):
             return False
         if unit.logged is None:
             return not line.header

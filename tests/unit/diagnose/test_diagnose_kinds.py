@@ -105,6 +105,35 @@ def test_an_error_long_before_the_end_of_an_unfinished_log_is_not_its_end() -> N
     assert diagnose("\n".join(lines).encode()).unknown is None
 
 
+def test_warnings_behind_an_exception_are_not_its_message() -> None:
+    lines = traceback("vllm/a.py:go", message="RuntimeError: kestrel wing broken", head="")
+    tail = [
+        "",
+        "/usr/lib/python3.12/multiprocessing/resource_tracker.py:279: UserWarning: resource_tracker: There appear to be 1 leaked objects",
+        "  warnings.warn('resource_tracker: There appear to be %d '",
+    ]
+    found = diagnose("\n".join([*lines, *tail]).encode(), rules=read_rules(PLANE, "own.toml"))
+    assert found.cause is not None
+    assert found.cause.evidence[0].text == "RuntimeError: kestrel wing broken"
+
+
+@pytest.mark.parametrize("end", ["$ ", "(venv) user@host:~# ", "```"])
+def test_a_prompt_behind_a_cut_traceback_is_no_exception(end: str) -> None:
+    lines = traceback("transformers_modules/kestrel/modeling_kestrel.py:forward", message="x", head="")[:-1]
+    found = diagnose("\n".join([*lines, end]).encode())
+    assert found.unknown is None or end.strip() not in (found.unknown.first_exception or "")
+    assert found.cause is not None
+    assert found.cause.code == "remote-code-failed"
+
+
+def test_records_of_llama_cpp_are_read_in_a_block_that_is_indented_below_a_line_that_is_not() -> None:
+    lines = [
+        "0.01.200.100 E alloc_tensor_range: failed to allocate CUDA0 buffer of size 21474836480",
+        "0.01.200.200 E llama_init_from_model: failed to initialize the context: failed to allocate buffer for kv cache",
+    ]
+    assert code_of(["the log:", *(f"        {line}" for line in lines)]) == code_of(lines) is not None
+
+
 def test_fields_of_a_description_are_read_though_they_are_indented() -> None:
     log = "Name:  vllm-0\n  Last State:     Terminated\n    Reason:       OOMKilled\n    Exit Code:    137\n"
     assert code_of(["INFO 10-12 08:00:02 [__init__.py:216] Automatically detected platform cuda.", log]) == "host-ram-oom"
