@@ -16,6 +16,7 @@ from firstlight.diagnose.units import Unit, template
 _SM = re.compile(r"\b(?:sm_?|SM ?)(\d{2,3})[af]?\b")
 _CAPABILITY = re.compile(r"compute capability (\d{1,2})\.(\d)")
 _WORD = re.compile(r"[a-z_]{5,}")
+SILENT = frozenset({"cause-not-visible", "process-vanished"})  # said where no error was printed: a warning or a murmur may tell more
 CONTESTED = 0.65  # confidence at most where the place speaks of something else
 SURE = 0.7  # confidence from which on a verdict is not called a guess
 NEAR_KEPT = 3
@@ -73,7 +74,7 @@ def _cause(
     if decision.outcome not in ("failed", "serving-failed"):
         return None, [], _candidate(reader) if decision.outcome == "incomplete" else None
     cause, remedies = by_exit(reader, exit_status, facts, context)
-    if cause.code != "cause-not-visible":
+    if cause.code not in SILENT:
         return cause, remedies, None
     hint = decision.hint.rule if decision.hint is not None else None
     error = first_error(reader)
