@@ -75,3 +75,22 @@ def test_memory_that_stays_taken_is_not_waited_for_long(firstlight: Firstlight, 
     assert failed.returncode == 5, failed.stderr
     assert "gpu-memory-occupied" in failed.stderr
     assert firstlight.runs()[0]["attempt"] == 1
+
+
+STRANGE = """(EngineCore pid={pid}) ERROR {time} [core.py:900] EngineCore failed to start.
+(EngineCore pid={pid}) ERROR {time} [core.py:900] Traceback (most recent call last):
+(EngineCore pid={pid}) ERROR {time} [core.py:900]   File "/opt/own/flutes.py", line 7, in tune
+(EngineCore pid={pid}) ERROR {time} [core.py:900]     raise FluteError("flute 7 plays no tune")
+(EngineCore pid={pid}) ERROR {time} [core.py:900] own.flutes.FluteError: flute 7 plays no tune
+RuntimeError: Engine core initialization failed. See root cause above. Failed core proc(s): {}"""
+
+
+def test_an_exception_that_no_rule_knows_is_quoted_and_not_called_invisible(firstlight: Firstlight, llama_folder: Path) -> None:
+    logged = [{"log": line, "stream": "stderr"} for line in STRANGE.splitlines()]
+    script = json.dumps({"steps": [*logged, {"exit": 1}]})
+    words = ("up", str(llama_folder), "--engine", "vllm", "--engine-python", str(FAKE_PYTHON), "--name", "flutes", "--rehearse", "never")
+    ended = firstlight(*words, env={"FAKE_ENGINE_SCRIPT": script})
+    assert ended.returncode == 5
+    assert "cause-unknown: no rule knows what the engine printed" in ended.stderr
+    assert "FluteError: flute 7 plays no tune" in ended.stderr
+    assert "See root cause above" not in ended.stderr

@@ -34,7 +34,9 @@ def judge(found: Diagnosis) -> dict[str, Any]:
     """Whether another start makes sense, and what is known of the cause."""
     cause = found.cause
     if cause is None:
-        return {"restart": True, "code": "cause-not-visible", "title": "its log does not show why it ended", "because": ""}
+        code, title = found.headline
+        said = [found.unknown.first_exception[:200]] if found.unknown and found.unknown.first_exception else []
+        return {"restart": True, "code": code, "title": title, "because": "", "evidence": said}
     remedy = next((r for r in found.remedies if r.change or r.action), None)
     return {
         "restart": cause.code not in STAYS,

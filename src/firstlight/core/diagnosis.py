@@ -66,3 +66,12 @@ class Diagnosis(Struct, frozen=True, kw_only=True):
     benign: list[Benign] = []
     facts: dict[str, Any] = {}
     unknown: Unknown | None = None
+
+    @property
+    def headline(self) -> tuple[str, str]:
+        """(code, title) of the cause; where no rule knows it, the exception that was printed; else that the log does not show it."""
+        if self.cause is not None:
+            return self.cause.code, self.cause.title
+        if self.unknown is not None and self.unknown.first_exception:
+            return "cause-unknown", "no rule knows what the engine printed before it ended"
+        return "cause-not-visible", "the engine ended, and its log does not show why"

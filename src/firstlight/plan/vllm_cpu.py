@@ -29,6 +29,7 @@ KV_SHARE = 0.4  # of what is left after weights and processes: other programs li
 CHAT_CONTEXT = 8192
 BLOCK = 128  # vLLM's default block size on CPU
 SPACE = "VLLM_CPU_KVCACHE_SPACE"
+BIND = "VLLM_CPU_OMP_THREADS_BIND"
 START_SECONDS = (15.0, 40.0, 65.0)  # imports, configuration, warm-up
 
 
@@ -190,7 +191,7 @@ def _candidate(host: Host, context: int, space: Space) -> Candidate:
         kv_cache_memory_bytes=space.size,
         kv_cache_dtype=wish.pins.kv_cache_dtype or "auto",
         args=as_args(fields) + wish.flags,
-        env=dict(wish.env) if wish.pins.kv_cache_memory_bytes else {**wish.env, SPACE: str(space.size // GIB)},
+        env=_environment(host, space),
         per_gpu=_budget(host, space),
         kv_bytes_per_token=host.kv_bytes_per_token or None,
         kv_tokens=_exact(kv.capacity(space.size, context) if sized else None, f"tokens of requests of {context:,} that the KV space holds"),
@@ -201,21 +202,33 @@ def _candidate(host: Host, context: int, space: Space) -> Candidate:
     )
 
 
+def _environment(host: Host, space: Space) -> dict[str, str]:
+    """By itself vLLM gives each worker a NUMA node of its own, and does not start where there are fewer."""
+    space_set = {} if host.wish.pins.kv_cache_memory_bytes else {SPACE: str(space.size // GIB)}
+    return {**_unbound(host), **host.wish.env, **space_set}
+
+
+def _unbound(host: Host) -> dict[str, str]:
+    nodes, named = host.machine.numa_nodes or 1, host.machine.environment | host.wish.user_env
+    return {BIND: "nobind"} if host.layout.world > nodes and BIND not in named else {}
+
+
 def _exact(value: float | None, because: str) -> Figure:
     return unknown("the KV cache's sizes are not known") if value is None else Figure.exact(value, Rung.COMPUTED, because)
 
 
 def _reasons(host: Host, space: Space, limit: int) -> list[str]:
     if space.given:
-        first = f"KV space of {gib(space.size)} by {space.given}: vLLM on CPU allocates exactly that, so tokens are exact"
+        space_said = f"KV space of {gib(space.size)} by {space.given}: vLLM on CPU allocates exactly that, so tokens are exact"
     else:
-        first = f"KV space set to {gib(space.size)}: vLLM on CPU does not profile when it is set, so tokens are exact; {_unset(host)}"
+        space_said = f"KV space set to {gib(space.size)}: vLLM on CPU does not profile when it is set, so tokens are exact; {_unset(host)}"
+    first = [space_said, *(["more workers than NUMA nodes: their threads are not bound"] if _unbound(host) else [])]
     if host.room is None or not host.kv.block_bytes or space.given:
-        return [first]
+        return first
     longest = host.kv.longest(host.room // host.layout.world, limit)
     if longest <= host.kv.longest(space.size, limit):
-        return [first]
-    return [first, f"with all {gib(host.room)} that are free besides weights, one request could have {longest:,} tokens"]
+        return first
+    return [*first, f"with all {gib(host.room)} that are free besides weights, one request could have {longest:,} tokens"]
 
 
 def _unset(host: Host) -> str:

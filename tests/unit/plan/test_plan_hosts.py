@@ -164,6 +164,11 @@ def test_a_pinned_layout_on_a_cpu_is_kept_and_counted() -> None:
     assert alone.per_gpu is not None
     assert two.per_gpu is not None
     assert (two.per_gpu.headroom.mid or 0) < (alone.per_gpu.headroom.mid or 0) - GIB
+    assert two.env["VLLM_CPU_OMP_THREADS_BIND"] == "nobind"
+    assert "VLLM_CPU_OMP_THREADS_BIND" not in alone.env
+    wide = planned(SMOL, msgspec.structs.replace(HOST, numa_nodes=2), engine="vllm", tensor_parallel_size=2).best
+    assert wide is not None
+    assert "VLLM_CPU_OMP_THREADS_BIND" not in wide.env
     staged = planned(SMOL, HOST, engine="vllm", pipeline_parallel_size=2, data_parallel_size=2).best
     assert staged is not None
     assert {"--pipeline-parallel-size", "--data-parallel-size"} <= set(staged.args)

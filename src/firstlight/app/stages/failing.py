@@ -13,13 +13,8 @@ class EngineFailed(EngineError):
     """The engine ended, or will never be ready; carries the diagnosis that healing works from."""
 
     def __init__(self, diagnosis: Diagnosis, *, evidence: tuple[str, ...], hint: str | None) -> None:
-        cause = diagnosis.cause
-        super().__init__(
-            cause.code if cause else "cause-not-visible",
-            cause.title if cause else "the engine ended, and its log does not show why",
-            evidence=evidence,
-            hint=hint,
-        )
+        code, title = diagnosis.headline
+        super().__init__(code, title, evidence=evidence, hint=hint)
         self.diagnosis = diagnosis
 
 
@@ -38,8 +33,7 @@ async def failed(session: Session, data: dict[str, Any], *, end: int | None = No
         diagnosis = await asyncio.to_thread(_diagnose, session, text, data)
     session.save(diagnosis, "diagnosis.json")
     session.save(diagnosis, f"attempts/{session.attempt}/diagnosis.json")
-    lines = [f"line {e.line}: {e.text.strip()[:200]}" for e in diagnosis.cause.evidence[:4]] if diagnosis.cause else last_lines(text)
-    evidence = [_how_it_ended(data), *lines, f"full log: {log}"]
+    evidence = [_how_it_ended(data), *_decisive(diagnosis, text), f"full log: {log}"]
     return EngineFailed(diagnosis, evidence=tuple(e for e in evidence if e), hint=first_hint(diagnosis))
 
 
@@ -76,6 +70,15 @@ def _diagnose(session: Session, text: bytes, data: dict[str, Any]) -> Diagnosis:
         exit_status=status if isinstance(status, int) else None,
         context={"cgroup_oom_kills": 1} if data.get("oom_killed") else {},
     )
+
+
+def _decisive(diagnosis: Diagnosis, text: bytes) -> list[str]:
+    """The cause's lines, or the earliest exception, or how the log ends."""
+    if diagnosis.cause is not None:
+        return [f"line {e.line}: {e.text.strip()[:200]}" for e in diagnosis.cause.evidence[:4]]
+    if diagnosis.unknown is not None and diagnosis.unknown.first_exception:
+        return [diagnosis.unknown.first_exception[:300]]
+    return last_lines(text)
 
 
 def never_started(data: dict[str, Any]) -> Diagnosis | None:
