@@ -31,6 +31,7 @@ NOT_IN_A_SERVER = re.compile(
     r"|^flashinfer/(?:data|cute_dsl|testing|aot|__main__|experimental|moe_ep|prims_ts|\w+_kernels|diffusion_ops|trace|cake_\w+)"
     r"|^ray/(?:experimental|dag)|^mooncake/(?:reshard|structured)|^peft/(?:tuners/(?!lora|tuners_utils)|optimizers)|^lmcache/(?:cli|experimental|tools)"
     r"|^torch/(?!_inductor/|_dynamo/|distributed/(?:\w+\.py|c10d_logger|device_mesh|rendezvous))"
+    r"|^sglang/(?!srt/)|^sglang/srt/(?:entrypoints|function_call|parser|tracing|batch_overlap|debug_utils)"
     r"|^vllm_omni/(?:diffusion|model_executor|benchmarks|examples|assets|experimental)"
 )
 OF_MODELS = re.compile(r"/models/|/configs/|^(?!vllm/)")
