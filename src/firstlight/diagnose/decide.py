@@ -181,9 +181,15 @@ def _first(deadly: list[Judged], reader: LogReader) -> Judged | None:
     known = [j for j in chain if _known(j)]
     if known:
         best = max(known, key=lambda j: (j.rule.priority if j.rule else 0, -j.seen.unit.order))
-        return _deeper(best, roots) if best.rule and best.rule.yields else best
+        return _deeper(best, roots, NEXT_TO * reader.step) if best.rule and best.rule.yields else best
     lower = [j for j in roots if level_of(j.seen.unit.worker) < level_of(start.seen.unit.worker)]
-    return next((j for j in lower if _known(j)), None) or _beside(start, roots) or _placed(lower) or _placed(chain) or start
+    return (
+        next((j for j in lower if _known(j)), None)
+        or _beside(start, roots, NEXT_TO * reader.step)
+        or _placed(lower)
+        or _placed(chain)
+        or start
+    )
 
 
 def _outlived(j: Judged, roots: list[Judged], reader: LogReader) -> bool:
@@ -201,9 +207,9 @@ def is_contested(j: Judged) -> bool:
     return best is not None and best.code != j.rule.code
 
 
-def _beside(start: Judged, roots: list[Judged]) -> Judged | None:
+def _beside(start: Judged, roots: list[Judged], near: int) -> Judged | None:
     """A line right behind an exception that no rule knows, which a rule does: the rest of its message, or what its library printed."""
-    after = [j for j in roots if j.seen.unit.kind == "line" and 0 < j.line - start.line <= NEXT_TO and _known(j) and not _of_shell(j)]
+    after = [j for j in roots if j.seen.unit.kind == "line" and 0 < j.line - start.line <= near and _known(j) and not _of_shell(j)]
     return min(after, key=lambda j: j.line, default=None)
 
 
@@ -227,15 +233,15 @@ def _placed(judged: list[Judged]) -> Judged | None:
     return max(placed, key=lambda j: (j.rule.priority if j.rule else 0, -j.seen.unit.order, -j.line), default=None)
 
 
-def _deeper(best: Judged, roots: list[Judged]) -> Judged:
+def _deeper(best: Judged, roots: list[Judged], near: int) -> Judged:
     """Where only another failure may show: a cause of a worker or the engine core, or of the lines next to it, that stands for itself."""
-    own = [j for j in roots if j.role == "cause" and j.rule and not j.rule.yields and _near(j, best)]
+    own = [j for j in roots if j.role == "cause" and j.rule and not j.rule.yields and _near(j, best, near)]
     return min(own, key=lambda j: j.line, default=best)
 
 
-def _near(j: Judged, best: Judged) -> bool:
+def _near(j: Judged, best: Judged, near: int) -> bool:
     weak = best.rule is not None and j.rule is not None and best.rule.priority < 0 <= j.rule.priority
-    next_to = weak and j.seen.unit.worker == best.seen.unit.worker and 0 <= j.line - best.line <= NEXT_TO
+    next_to = weak and j.seen.unit.worker == best.seen.unit.worker and 0 <= j.line - best.line <= near
     return level_of(j.seen.unit.worker) < 2 or next_to
 
 

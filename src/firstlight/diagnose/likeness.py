@@ -52,7 +52,11 @@ def told(judged: Sequence[Judged], decision: Decision, reader: LogReader) -> lis
         units = [j.seen.unit for j in judged if j.role in _TOLD and not j.handled]
         return (_telling(units) or _telling(reader.murmurs))[:_MOST]
     chain = first.seen.unit.chain
-    near = [j for j in judged if j.role in _TOLD and (abs(j.line - first.line) <= NEXT_TO or (chain and j.seen.unit.chain == chain))]
+    near = [
+        j
+        for j in judged
+        if j.role in _TOLD and (abs(j.line - first.line) <= NEXT_TO * reader.step or (chain and j.seen.unit.chain == chain))
+    ]
     return _telling([j.seen.unit for j in near if j.role != "hint"])
 
 

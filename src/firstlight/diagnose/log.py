@@ -17,6 +17,7 @@ from firstlight.diagnose.noise import (
     is_answer,
     is_broken,
     is_chatter,
+    is_double_spaced,
     is_frame,
     is_native,
     is_of_request,
@@ -65,6 +66,7 @@ class LogReader:
         self.troubled = False
         self.loop_broke = False
         self.onward_line = 0
+        self.step = 1  # from a line's number to the next one's that holds something
         self._indent: int | None = None
         self._held: list[tuple[int, str]] = []
         self._index: dict[tuple[str, str], Seen] = {}
@@ -118,7 +120,10 @@ class LogReader:
             if len(first) < 2 and len(pieces) < FIRST_LINES and not last:
                 return
             self._indent, self._held = common_indent(first), []
+            self.step = self._collector.step = 2 if is_double_spaced([number for number, raw in pieces[:FIRST_LINES] if raw.strip()]) else 1
         for number, raw in pieces:
+            if self.step == 2 and not raw.strip():
+                continue
             if self._indent and raw[: self._indent].isspace():
                 raw = raw[self._indent :]
             for line in parse(number, raw):

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Sequence
+from itertools import pairwise
 
 from firstlight.engines.lines import Line
 
@@ -88,3 +89,8 @@ def common_indent(lines: Sequence[str]) -> int:
     if not lines or any(_CODE.match(line) for line in lines[:1]):
         return 0
     return min(len(line) - len(line.lstrip(" ")) for line in lines)
+
+
+def is_double_spaced(numbers: Sequence[int]) -> bool:
+    """Whether every second line is empty, as some editors and pages paste. numbers: of the lines that are not."""
+    return len(numbers) > 2 and all(after - before == 2 for before, after in pairwise(numbers))

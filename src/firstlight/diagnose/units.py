@@ -138,6 +138,7 @@ class Collector:
         self._chains = 0
         self._latest: _Stream | None = None
         self._newest = 0
+        self.step = 1  # from a line's number to the next one's
 
     def feed(self, line: Line) -> list[Unit]:
         stream = self._stream_that_waits(line) or self._streams.get(line.worker)
@@ -179,7 +180,7 @@ class Collector:
         unit = latest.unit
         empty = unit.text.rstrip().endswith((":", ",")) or bool(_COUNTED.search(unit.text))
         indented = line.text[:1] == " " and not _FRAME.match(line.text) and (unit.logged is None or line.text.startswith(" " * 16))
-        return latest if line.number == unit.last_line + 1 and (empty or indented or unit.carried) else None
+        return latest if line.number == unit.last_line + self.step and (empty or indented or unit.carried) else None
 
     def close(self) -> list[Unit]:
         """Units still open at the end of the log, in printed order."""

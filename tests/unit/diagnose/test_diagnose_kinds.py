@@ -126,6 +126,18 @@ def test_a_prompt_behind_a_cut_traceback_is_no_exception(end: str) -> None:
     assert found.cause.code == "remote-code-failed"
 
 
+def test_every_second_line_may_be_empty() -> None:
+    lines = [
+        "0.01.200.000 I srv load_model: loading model 'kestrel.gguf'",
+        "0.01.200.100 E alloc_tensor_range: failed to allocate CUDA0 buffer of size 21474836480",
+        "0.01.200.200 E llama_init_from_model: failed to initialize the context:",
+        "failed to allocate buffer for kv cache",
+        "0.01.200.300 E srv load_model: failed to load model, 'kestrel.gguf'",
+    ]
+    spaced = [part for line in lines for part in (line, "")]
+    assert code_of(spaced) == code_of(lines) is not None
+
+
 def test_records_of_llama_cpp_are_read_in_a_block_that_is_indented_below_a_line_that_is_not() -> None:
     lines = [
         "0.01.200.100 E alloc_tensor_range: failed to allocate CUDA0 buffer of size 21474836480",
