@@ -47,7 +47,7 @@ class Matcher:
         )
 
     def _place_of_text(self, text: str, engine: str | None) -> str | None:
-        if self.lookups >= LOOKUPS or engine not in (None, "vllm"):
+        if self.lookups >= LOOKUPS or engine not in (None, "vllm", "sglang"):
             return None
         self.lookups += 1
         return place_of_text("vllm", text)
