@@ -10,6 +10,7 @@ import pytest
 from firstlight.app.restarting import STAYS, examine, judge
 from firstlight.app.restarts import told
 from firstlight.catalog.rules import builtin_rules
+from firstlight.core.diagnosis import Cause, Diagnosis
 from firstlight.launch.client import SupervisorEvent
 
 OOM = (
@@ -40,6 +41,13 @@ def test_a_lost_gpu_is_not_started_on_again(tmp_path: Path) -> None:
     verdict = judge(examine(folder(tmp_path, LOST), {"returncode": 1, "log_bytes": 0, "log_offset": 0}))
     assert (verdict["restart"], verdict["code"]) == (False, "gpu-lost")
     assert verdict["because"] == STAYS["gpu-lost"]
+
+
+def test_a_cause_that_only_words_speak_for_keeps_no_engine_down() -> None:
+    cause = Cause(code="gpu-lost", title="no rule knows this message; its words are those of gpu-lost", confidence=0.5)
+    verdict = judge(Diagnosis(outcome="failed", cause=cause, facts={"words": ["lost"]}))
+    assert (verdict["restart"], verdict["because"]) == (True, "another start may live")
+    assert judge(Diagnosis(outcome="failed", cause=cause))["restart"] is False
 
 
 def test_what_keeps_an_engine_down_are_causes_that_rules_know() -> None:
