@@ -9,6 +9,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import eight_tables
+
 HERE = Path(__file__).parent
 DOCUMENT = HERE.parents[1] / "docs" / "measured.md"
 BEGIN, END = "<!-- made by bench/gpu/tables.py -->", "<!-- end -->"
@@ -215,6 +217,7 @@ def body() -> str:
         "Failures, each to an endpoint or to its story": stories(),
         "Verdicts on SmolLM2-135M, healthy and damaged": verdicts(),
         "Speed of SmolLM2-135M on one H200, by two tools": speed(),
+        "Kimi-K2.5 at full depth on eight GPUs": eight_tables.tables(read("eight/h200.jsonl")),
         "All-reduce between two H200s, as `probe --all-reduce` measures it": collectives(),
     }
     lines = machines()
