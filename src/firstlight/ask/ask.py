@@ -67,7 +67,7 @@ def ask(
     on_cpu = not machine.accelerators and install is not None and install.device == "cpu" and wheel is None
     gpu = cpu_of(machine) if on_cpu else gpu_of(machine)
     where = place(host, install=install, wheel=wheel, asking=asking, machine=machine, cache=cache, on_step=on_step)
-    folder = model_folder(host, checkpoint, source, cache)
+    folder = model_folder(host, checkpoint, source, cache, candidate.overlay)
     question = request(candidate, gpu, folder)
     key = _key(host, where, question, folder)
     remembered = f"{cache}/answers/{key}.json"

@@ -5,17 +5,16 @@ The name is the content's, so the same patches of the same files give the same p
 
 import contextlib
 import hashlib
-import json
 import posixpath
 import secrets
 import time
-from typing import Any
 
 import msgspec
 
 from firstlight.core.checkpoint import Checkpoint
 from firstlight.core.errors import FirstlightError, HostError, InputError
 from firstlight.core.ids import digest, slug
+from firstlight.core.patches import by_file, patch_json
 from firstlight.core.plan import JsonPatch, OverlaySpec
 from firstlight.core.ports import Host
 from firstlight.core.run import Overlay, OverlayFile
@@ -50,44 +49,10 @@ def remove_overlay(host: Host, path: str) -> None:
     host.remove(path)
 
 
-def patch_json(text: bytes, patches: list[JsonPatch], *, origin: str) -> tuple[bytes, list[str]]:
-    """A JSON file with its patches applied, and one line for each change. Key order is kept. Raises InputError `patch-impossible`."""
-    try:
-        document = json.loads(text)
-    except ValueError as e:
-        raise InputError("patch-impossible", f"{origin} is not JSON", evidence=(str(e),)) from None
-    lines = [line for patch in patches if (line := _apply(document, patch, origin)) is not None]
-    return json.dumps(document, indent=2, ensure_ascii=False).encode() + b"\n", lines
-
-
-def _apply(document: Any, patch: JsonPatch, origin: str) -> str | None:
-    """Changes `document` in place; None where a key to remove is not there."""
-    holder: Any = document
-    for key in patch.path[:-1]:
-        if not isinstance(holder, dict):
-            raise InputError("patch-impossible", f"{origin} has no object at {'.'.join(patch.path)}", evidence=(f"at {key}",))
-        if key not in holder and patch.remove:
-            return None
-        holder = holder.setdefault(key, {})
-    name, last = ".".join(patch.path), patch.path[-1]
-    if not isinstance(holder, dict):
-        raise InputError("patch-impossible", f"{origin} has no object above {name}", evidence=(f"found {type(holder).__name__}",))
-    if patch.remove:
-        return f"removed {name} (was {json.dumps(holder.pop(last))}): {patch.because}" if last in holder else None
-    before = json.dumps(holder[last]) if last in holder else "absent"
-    holder[last] = patch.value
-    return f"set {name} to {json.dumps(patch.value)} (was {before}): {patch.because}"
-
-
 def _patched_files(host: Host, source: str, patches: list[JsonPatch]) -> dict[str, tuple[bytes, list[str]]]:
     """File name -> (new text, lines of what changed)."""
-    by_file: dict[str, list[JsonPatch]] = {}
-    for patch in patches:
-        by_file.setdefault(posixpath.normpath(patch.file), []).append(patch)
     found = {}
-    for name, wanted in by_file.items():
-        if name.startswith(("..", "/")):
-            raise InputError("patch-impossible", "a patch points outside the checkpoint", evidence=(f"file: {name}",))
+    for name, wanted in by_file(patches).items():
         if host.stat(posixpath.join(source, name)) is None:
             raise InputError("patch-impossible", f"the checkpoint has no {name}", evidence=(f"folder: {source}",))
         found[name] = patch_json(host.read(posixpath.join(source, name)), wanted, origin=name)

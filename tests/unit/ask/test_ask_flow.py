@@ -16,7 +16,7 @@ from firstlight.core.answer import EngineAnswer
 from firstlight.core.checkpoint import Checkpoint
 from firstlight.core.errors import InputError, UsageError
 from firstlight.core.machine import Accelerator, EngineInstall, Machine
-from firstlight.core.plan import Candidate, EngineRef
+from firstlight.core.plan import Candidate, EngineRef, JsonPatch, OverlaySpec
 from firstlight.core.ports import FileInfo
 from firstlight.core.schema import decode, encode
 from firstlight.probe.local import LocalHost
@@ -197,3 +197,21 @@ def test_a_hub_models_small_files_are_laid_in_a_folder_and_its_weights_stay_ther
     assert {f.name for f in folder.iterdir()} == {"config.json", "hf_quant_config.json"}
     with pytest.raises(InputError, match=r"no config\.json"):
         model_folder(HOST, checkpoint, None, str(tmp_path))
+
+
+def test_an_engine_is_asked_about_the_overlay_and_not_about_the_folder_under_it(tmp_path: Path) -> None:
+    from firstlight.ask.folder import model_folder
+
+    own = tmp_path / "own"
+    own.mkdir()
+    (own / "config.json").write_text('{"quantization_config": {"kv_cache_scheme": {"num_bits": 8}, "quant_method": "modelopt"}}')
+    (own / "model.safetensors").write_bytes(b"weights")
+    checkpoint = Checkpoint(ref=str(own), format="safetensors", name="m", path=str(own))
+    patch = JsonPatch(file="config.json", path=["quantization_config", "kv_cache_scheme"], remove=True, because="no kernel reads it")
+    elsewhere = JsonPatch(file="tokenizer.json", path=["x"], value=1)
+    spec = OverlaySpec(patches=[patch, elsewhere], because="no kernel reads an FP8 cache")
+    folder = Path(model_folder(HOST, checkpoint, None, str(tmp_path / "cache"), spec))
+    assert json.loads((folder / "config.json").read_text()) == {"quantization_config": {"quant_method": "modelopt"}}
+    assert {f.name for f in folder.iterdir()} == {"config.json"}
+    assert "kv_cache_scheme" in (own / "config.json").read_text()
+    assert model_folder(HOST, checkpoint, None, str(tmp_path / "cache")) == str(own)

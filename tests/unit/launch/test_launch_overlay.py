@@ -10,8 +10,9 @@ import pytest
 
 from firstlight.core.checkpoint import Checkpoint
 from firstlight.core.errors import FirstlightError
+from firstlight.core.patches import patch_json
 from firstlight.core.plan import JsonPatch, OverlaySpec
-from firstlight.launch.overlay import lay_overlay, list_overlays, manifest_of, patch_json, remove_overlay
+from firstlight.launch.overlay import lay_overlay, list_overlays, manifest_of, remove_overlay
 from firstlight.probe.local import LocalHost
 
 REMOVE = [
