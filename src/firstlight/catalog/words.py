@@ -32,6 +32,9 @@ class Words(Struct, frozen=True, kw_only=True):
                 sums[number] += weight * value
         return sorted(zip(self.codes, softmax(sums), strict=True), key=lambda pair: -pair[1])
 
+    def known(self, words: Iterable[str]) -> set[str]:
+        return {word for word in words if word in self.rarity}
+
     def telling(self, words: Iterable[str], code: str, most: int = 5) -> list[str]:
         """The words that speak for a code most."""
         values, number = strengths(self.rarity, words), self.codes.index(code)

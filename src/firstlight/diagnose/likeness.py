@@ -42,6 +42,8 @@ _LEAST = 0.4  # share of a code from which on it is named
 _CONFIDENCE = 0.5  # of three named so two are right, and one of them by a word that many failures have
 _NEAR = 0.1
 _FEWEST = 3  # own words without which nothing is named
+_KNOWN = 0.5  # share of the message's own words that must have been learned at all: what is told in other words is about something else
+_SPEAKING = 2  # words of the message itself that must speak for the code
 _OF_PYTHON = frozenset({"list", "index", "out", "range", "object", "attribute", "nonetype", "none", "type", "subscriptable", "iterable"})
 
 
@@ -128,7 +130,7 @@ def guess(units: Sequence[Unit], reader: LogReader, facts: dict[str, Any]) -> Gu
     """The code whose failures are told with these words, where its share is large enough; nothing of it is done without asking."""
     words = words_of(units)
     shares = load_words().shares(words) if not reader.only_rules and len(_own_words(units)) >= _FEWEST else []
-    if not shares or shares[0][1] < _LEAST:
+    if not shares or shares[0][1] < _LEAST or not _speaks_for(units, shares[0][0]):
         return None
     code = shares[0][0]
     rule = rule_of(code)
@@ -137,6 +139,13 @@ def guess(units: Sequence[Unit], reader: LogReader, facts: dict[str, Any]) -> Gu
     remedies = [structs.replace(r, safety=Safety.ASK) if r.safety == Safety.SAFE else r for r in remedies_of(rule, facts)]
     cause = Cause(code=code, title=title, confidence=_CONFIDENCE, evidence=seen)
     return Guess(cause=cause, remedies=remedies, words=load_words().telling(words, code))
+
+
+def _speaks_for(units: Sequence[Unit], code: str) -> bool:
+    """Whether the message, without its frames, is told in learned words at all, and some of them are those of this code."""
+    message = _own_words([structs.replace(u, frames=[]) for u in units])
+    known = load_words().known(message)
+    return len(known) >= _KNOWN * len(message) and len(load_words().telling(known, code, _SPEAKING)) >= _SPEAKING
 
 
 def near_by_words(units: Sequence[Unit], reader: LogReader) -> list[str]:

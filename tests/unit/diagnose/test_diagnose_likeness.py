@@ -113,3 +113,37 @@ def test_any_message_gets_at_most_half_confidence_by_words(message: str, name: s
     if "words" in found.facts:
         assert found.cause is not None
         assert found.cause.confidence <= 0.5
+
+
+STRANGE = """(EngineCore pid=12) ERROR 11-30 10:00:00 [core.py:900] EngineCore failed to start.
+(EngineCore pid=12) ERROR 11-30 10:00:00 [core.py:900] Traceback (most recent call last):
+(EngineCore pid=12) ERROR 11-30 10:00:00 [core.py:900]   File "/opt/own/flutes.py", line 7, in tune
+(EngineCore pid=12) ERROR 11-30 10:00:00 [core.py:900]     raise FluteError(why)
+(EngineCore pid=12) ERROR 11-30 10:00:00 [core.py:900] own.flutes.FluteError: {said}
+RuntimeError: Engine core initialization failed. See root cause above. Failed core proc(s): {{}}
+"""
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "flute 7 is out of tune",
+        "the harbour is closed for the winter",
+        "no bread left in the kitchen cupboard",
+        "seven swans cannot be counted twice",
+        "garden gate blocked by snow",
+        "the orchestra refuses to play without a conductor",
+        "tea is too cold to drink",
+        "window does not open on the north side",
+        "the letter was sent to the wrong house",
+        "a bridge of paper cannot carry a horse",
+        "mountain path lost in the fog at night",
+        "apples and pears are not the same size",
+    ],
+)
+def test_what_is_told_in_words_that_were_never_learned_stays_unknown(said: str) -> None:
+    found = diagnose(STRANGE.format(said=said).encode())
+    assert found.outcome == "failed"
+    assert found.cause is None
+    assert found.unknown is not None
+    assert said in (found.unknown.first_exception or "")
