@@ -122,7 +122,7 @@ def choose(session: Session, diagnosis: Diagnosis, withheld: list[Remedy] | None
 
     withheld: gains those that nobody said yes to.
     """
-    taken = diagnosis.cause is not None and diagnosis.cause.code == "port-in-use" and not diagnosis.by_words
+    taken = diagnosis.cause is not None and diagnosis.cause.code == "port-in-use"
     if taken and session.intent.port is None:
         return ANOTHER_PORT
     in_force = [(c.field, c.value) for c in session.constraints]

@@ -39,10 +39,10 @@ def judge(found: Diagnosis) -> dict[str, Any]:
         return {"restart": True, "code": code, "title": title, "because": "", "evidence": said}
     remedy = next((r for r in found.remedies if r.change or r.action), None)
     return {
-        "restart": found.by_words or cause.code not in STAYS,
+        "restart": cause.code not in STAYS,
         "code": cause.code,
         "title": cause.title,
-        "because": "another start may live" if found.by_words else STAYS.get(cause.code, "another start may live"),
+        "because": STAYS.get(cause.code, "another start may live"),
         "remedy": (remedy.action or json.dumps(remedy.change)) if remedy else None,
         "evidence": [e.text.strip()[:200] for e in cause.evidence[:2]],
     }

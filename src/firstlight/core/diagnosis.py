@@ -68,11 +68,6 @@ class Diagnosis(Struct, frozen=True, kw_only=True):
     unknown: Unknown | None = None
 
     @property
-    def by_words(self) -> bool:
-        """Whether no rule knows the cause, and only the words of its message speak for it: nothing is decided on that alone."""
-        return self.cause is not None and "words" in self.facts
-
-    @property
     def headline(self) -> tuple[str, str]:
         """(code, title) of the cause; where no rule knows it, the exception that was printed; else that the log does not show it."""
         if self.cause is not None:

@@ -8,10 +8,10 @@ from firstlight.catalog.rules import Rule, version_within
 from firstlight.core.diagnosis import Cause, Diagnosis, Evidence, Remedy, Safety, Unknown
 from firstlight.diagnose.decide import Decision, Judged, decide, is_contested, judge
 from firstlight.diagnose.exits import by_exit, first_error, last_error
-from firstlight.diagnose.likeness import guess, near_by_words, told
+from firstlight.diagnose.likeness import near_by_words, told
 from firstlight.diagnose.log import VAGUE, LogReader, read
 from firstlight.diagnose.remedies import remedies_of
-from firstlight.diagnose.units import Unit, template
+from firstlight.diagnose.units import Unit, shown, template
 
 _SM = re.compile(r"\b(?:sm_?|SM ?)(\d{2,3})[af]?\b")
 _CAPABILITY = re.compile(r"compute capability (\d{1,2})\.(\d)")
@@ -70,7 +70,7 @@ def _cause(
         cause, remedies, _ = _named(first, first.rule, facts)
         return cause, remedies, _unknown(first.seen.unit, reader.rules) if first.rule.priority <= VAGUE else None
     if first is not None:
-        return _like(told(judge(reader), decision, reader), first.seen.unit, reader, facts)
+        return None, [_report()], _unknown(first.seen.unit, reader.rules, near_by_words(told(judge(reader), decision, reader), reader))
     if decision.outcome not in ("failed", "serving-failed"):
         return None, [], _candidate(reader) if decision.outcome == "incomplete" else None
     cause, remedies = by_exit(reader, exit_status, facts, context)
@@ -82,21 +82,10 @@ def _cause(
         return _named(decision.hint, hint, facts)
     units = told(judge(reader), decision, reader)
     if error is not None:
-        return _like(units, error, reader, facts)
+        return None, [_report()], _unknown(error, reader.rules, near_by_words(units, reader))
     if not units:
         return cause, remedies, _last_words(reader)
-    by_words, others, unknown = _like(units, units[0], reader, facts)
-    return (cause, remedies, unknown) if by_words is None else (by_words, others, unknown)
-
-
-def _like(units: list[Unit], first: Unit, reader: LogReader, facts: dict[str, Any]) -> tuple[Cause | None, list[Remedy], Unknown]:
-    """Of a failure that no rule knows: the code whose words it has, where they tell; it stays unknown all the same."""
-    unknown = _unknown(first, reader.rules, near_by_words(units, reader))
-    found = guess(units, reader, facts)
-    if found is None:
-        return None, [_report()], unknown
-    facts["words"] = found.words
-    return found.cause, [*found.remedies, _report()], unknown
+    return cause, remedies, _unknown(units[0], reader.rules, near_by_words(units, reader))
 
 
 def _named(judged: Judged, rule: Rule, facts: dict[str, Any]) -> tuple[Cause, list[Remedy], None]:
@@ -123,7 +112,7 @@ def _as_cause(judged: Judged) -> Cause:
 
 
 def _evidence(unit: Unit) -> Evidence:
-    return Evidence(line=unit.line, text=unit.text[:_TEXT_KEPT], worker=unit.worker)
+    return Evidence(line=unit.line, text=shown(unit)[:_TEXT_KEPT], worker=unit.worker)
 
 
 def _contributing(decision: Decision, cause: Cause | None) -> list[Cause]:
@@ -157,10 +146,9 @@ def near(text: str, rules: Sequence[Rule], most: int = NEAR_KEPT) -> list[str]:
 
 def _unknown(unit: Unit, rules: Sequence[Rule], nearest: Sequence[str] = ()) -> Unknown:
     where = f" [{unit.worker}]" if unit.worker else ""
-    text = f"line {unit.line}{where}: {unit.text[:_TEXT_KEPT]}"
-    return Unknown(
-        first_exception=text, template=template(unit.head), near=list(dict.fromkeys([*nearest, *near(unit.head, rules)]))[:NEAR_KEPT]
-    )
+    text = f"line {unit.line}{where}: {shown(unit)[:_TEXT_KEPT]}"
+    head = unit.head if shown(unit) == unit.text else shown(unit)
+    return Unknown(first_exception=text, template=template(head), near=list(dict.fromkeys([*nearest, *near(unit.head, rules)]))[:NEAR_KEPT])
 
 
 def _candidate(reader: LogReader) -> Unknown | None:

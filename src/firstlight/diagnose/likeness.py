@@ -2,17 +2,13 @@
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
 
-from msgspec import Struct, structs
+from msgspec import structs
 
-from firstlight.catalog.rules import rule_of
 from firstlight.catalog.words import load_words
-from firstlight.core.diagnosis import Cause, Evidence, Remedy, Safety
 from firstlight.diagnose.decide import NEXT_TO, Decision, Judged
 from firstlight.diagnose.log import LogReader
 from firstlight.diagnose.place import only_hands_on
-from firstlight.diagnose.remedies import remedies_of
 from firstlight.diagnose.units import Unit, essence
 
 _WORD = re.compile(r"[A-Za-z_][A-Za-z0-9_]{2,}")
@@ -37,9 +33,6 @@ _HANDS_ON = re.compile(  # what a process says of another, and of itself without
     r"|^Dumping |stack trace|root cause|sigquit|exiting due to|process disappeared|^Unexpected error"
 )
 _MOST = 4
-_TEXT_KEPT = 600
-_LEAST = 0.4  # share of a code from which on it is named
-_CONFIDENCE = 0.5  # of three named so two are right, and one of them by a word that many failures have
 _NEAR = 0.1
 _FEWEST = 3  # own words without which nothing is named
 _KNOWN = 0.5  # share of the message's own words that must have been learned at all: what is told in other words is about something else
@@ -118,29 +111,6 @@ def _own_frames(frames: Sequence[str]) -> list[str]:
     return found
 
 
-class Guess(Struct, frozen=True, kw_only=True):
-    """words: those that speak for the code most."""
-
-    cause: Cause
-    remedies: list[Remedy]
-    words: list[str]
-
-
-def guess(units: Sequence[Unit], reader: LogReader, facts: dict[str, Any]) -> Guess | None:
-    """The code whose failures are told with these words, where its share is large enough; nothing of it is done without asking."""
-    words = words_of(units)
-    shares = load_words().shares(words) if not reader.only_rules and len(_own_words(units)) >= _FEWEST else []
-    if not shares or shares[0][1] < _LEAST or not _speaks_for(units, shares[0][0]):
-        return None
-    code = shares[0][0]
-    rule = rule_of(code)
-    title = f"no rule knows this message; its words are those of {code} ({rule.title})"
-    seen = [Evidence(line=units[0].line, text=units[0].text[:_TEXT_KEPT], worker=units[0].worker)]
-    remedies = [structs.replace(r, safety=Safety.ASK) if r.safety == Safety.SAFE else r for r in remedies_of(rule, facts)]
-    cause = Cause(code=code, title=title, confidence=_CONFIDENCE, evidence=seen)
-    return Guess(cause=cause, remedies=remedies, words=load_words().telling(words, code))
-
-
 def _speaks_for(units: Sequence[Unit], code: str) -> bool:
     """Whether the message, without its frames, is told in learned words at all, and some of them are those of this code."""
     message = _own_words([structs.replace(u, frames=[]) for u in units])
@@ -149,6 +119,7 @@ def _speaks_for(units: Sequence[Unit], code: str) -> bool:
 
 
 def near_by_words(units: Sequence[Unit], reader: LogReader) -> list[str]:
-    """Codes that have some share of these words, the nearest first."""
-    shares = load_words().shares(words_of(units)) if not reader.only_rules else []
-    return [code for code, share in shares if share >= _NEAR]
+    """Codes that have some share of these words and of whose failures the message itself speaks, the nearest first. Never a verdict."""
+    if reader.only_rules or len(_own_words(units)) < _FEWEST:
+        return []
+    return [code for code, share in load_words().shares(words_of(units)) if share >= _NEAR and _speaks_for(units, code)]

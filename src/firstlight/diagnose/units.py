@@ -37,6 +37,7 @@ _QUOTED = re.compile(
 )
 _ORIGINAL = re.compile(r"to find the original error: (?P<message>\S.*?)\.?$", re.DOTALL)
 _IN_METHOD = re.compile(r"Exception in worker \S+ while processing method \w+: (?P<message>\S.*?),? Traceback \(most recent call last\)")
+_BARE = re.compile(r"[\w.]+:?")  # an exception without a message
 _REPR = re.compile(r"(?P<type>[A-Z]\w*(?:Error|Exception))\((?P<quote>['\"])(?P<message>.*?)(?P=quote),?\)?$", re.DOTALL)
 _COUNTED = re.compile(r"\d validation errors? for \w+\s*$")
 _REFUSED = re.compile(
@@ -377,6 +378,15 @@ _MASKS = (
     (re.compile(r"'[^'\n]{0,200}'"), "'…'"),
     (re.compile(r"\d+(?:[.,]\d+)*"), "N"),
 )
+
+
+def shown(unit: Unit) -> str:
+    """What a person is shown of it: the message; where there is none, or the log is cut before it, with the source line that raised it."""
+    source = next((f.strip() for f in reversed(unit.frames) if f.strip(" ^~") and not _FRAME.match(f)), "")
+    if unit.torn:
+        where = next((f.strip() for f in reversed(unit.frames) if _FRAME.match(f)), "")
+        return f"{where}: {source}" if source else where or unit.text
+    return f"{unit.text} by {source}" if source and _BARE.fullmatch(unit.text.strip()) else unit.text
 
 
 def template(text: str) -> str:

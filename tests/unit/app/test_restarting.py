@@ -10,7 +10,7 @@ import pytest
 from firstlight.app.restarting import STAYS, examine, judge
 from firstlight.app.restarts import told
 from firstlight.catalog.rules import builtin_rules
-from firstlight.core.diagnosis import Cause, Diagnosis
+from firstlight.core.diagnosis import Diagnosis, Unknown
 from firstlight.launch.client import SupervisorEvent
 
 OOM = (
@@ -43,11 +43,11 @@ def test_a_lost_gpu_is_not_started_on_again(tmp_path: Path) -> None:
     assert verdict["because"] == STAYS["gpu-lost"]
 
 
-def test_a_cause_that_only_words_speak_for_keeps_no_engine_down() -> None:
-    cause = Cause(code="gpu-lost", title="no rule knows this message; its words are those of gpu-lost", confidence=0.5)
-    verdict = judge(Diagnosis(outcome="failed", cause=cause, facts={"words": ["lost"]}))
-    assert (verdict["restart"], verdict["because"]) == (True, "another start may live")
-    assert judge(Diagnosis(outcome="failed", cause=cause))["restart"] is False
+def test_an_exception_that_no_rule_knows_is_quoted_and_another_start_is_made() -> None:
+    unknown = Unknown(first_exception="line 7 [EngineCore]: FluteError: flute 7 plays no tune")
+    verdict = judge(Diagnosis(outcome="failed", unknown=unknown))
+    assert (verdict["restart"], verdict["code"]) == (True, "cause-unknown")
+    assert verdict["evidence"] == [unknown.first_exception]
 
 
 def test_what_keeps_an_engine_down_are_causes_that_rules_know() -> None:

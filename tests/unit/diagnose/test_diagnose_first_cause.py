@@ -361,3 +361,26 @@ def test_the_core_loops_frames_between_answers_are_a_server_that_failed() -> Non
 (ApiServer_3 pid=7) INFO:     192.0.2.1:45520 - "POST /v1/completions HTTP/1.1" 200 OK
 """
     assert diagnose(log).outcome == "serving-failed"
+
+
+BARE = b"""(EngineCore pid=80) ERROR 10-12 08:00:31 [core.py:1165] Traceback (most recent call last):
+(EngineCore pid=80) ERROR 10-12 08:00:31 [core.py:1165]   File "/opt/own/wing.py", line 12, in spread
+(EngineCore pid=80) ERROR 10-12 08:00:31 [core.py:1165]     assert self.feathers % wings == 0
+(EngineCore pid=80) ERROR 10-12 08:00:31 [core.py:1165]            ^^^^^^^^^^^^^^^^^^^^^^^^^^
+"""
+
+
+def test_an_exception_without_a_message_is_shown_with_the_line_that_raised_it() -> None:
+    found = diagnose(BARE + b"(EngineCore pid=80) ERROR 10-12 08:00:31 [core.py:1165] AssertionError\n")
+    assert found.unknown is not None
+    assert found.unknown.first_exception == "line 5 [EngineCore]: AssertionError by assert self.feathers % wings == 0"
+
+
+def test_a_traceback_that_the_logs_end_cuts_is_shown_by_its_last_frame_and_by_no_made_up_word() -> None:
+    cut = BARE.replace(b"/opt/own/wing.py", b"/opt/venv/lib/python3.12/site-packages/vllm/model_executor/layers/quantization/awq.py")
+    found = diagnose(b"".join(cut.splitlines(keepends=True)[:-1]))
+    assert found.cause is not None
+    assert found.cause.code == "quantization-unsupported"
+    (seen,) = found.cause.evidence
+    assert seen.line == 3
+    assert seen.text.endswith('quantization/awq.py", line 12, in spread: assert self.feathers % wings == 0')
