@@ -90,6 +90,7 @@ def decide(reader: LogReader, exit_status: int | None) -> Decision:
     deadly = deadly or [j for j in late if _deadly(j, reader)]
     if exit_status is None and _survived(deadly, judged, reader):
         deadly = []
+    deadly += _told_by_wrapper(deadly, live)
     outcome = _outcome(reader, deadly, exit_status)
     if outcome not in ("failed", "serving-failed"):
         return Decision(outcome=outcome, first=_waiting(reader, live) if outcome == "incomplete" else None, others=_noted(judged, None))
@@ -124,6 +125,20 @@ def _survived(deadly: list[Judged], judged: list[Judged], reader: LogReader) -> 
     if reader.course.died or _torn(reader) or any(j.role in ("wrapper", "consequence") for j in judged):
         return False
     return bool(deadly) and all(_goes_on(j.seen.unit, reader) for j in deadly)
+
+
+def _told_by_wrapper(deadly: list[Judged], live: list[Judged]) -> list[Judged]:
+    """Of a server of whose end only a wrapper tells (`EngineDeadError`): the exceptions of engine and workers before it."""
+    ends = [j.line for j in deadly if j.role == "wrapper"]
+    if not ends or any(j.role in ("cause", "unknown") for j in deadly):
+        return []
+    return [j for j in live if j not in deadly and j.line < max(ends) and _may_end(j)]
+
+
+def _may_end(j: Judged) -> bool:
+    unit = j.seen.unit
+    own = unit.kind == "exception" and unit.logged in _LOUD and level_of(unit.worker) < 2
+    return own and j.role in ("cause", "unknown") and not _in_thread(unit) and not is_of_request(unit.source)
 
 
 def _goes_on(unit: Unit, reader: LogReader) -> bool:

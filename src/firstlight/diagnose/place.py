@@ -33,6 +33,11 @@ _CARRIERS = re.compile(
 )
 
 
+_CALLS = re.compile(
+    r"/(?:ray_\w*executor\w*|ray_executor)\.py:(?:_?run_workers\w*|_?run_ray_workers|collective_rpc|_driver_execute_model)$"
+)
+
+
 def only_hands_on(path: str) -> bool:
     """Whether a file is of the engine's and executor's loops, through which every failure comes."""
     return bool(_CARRIERS.search(path))
@@ -47,7 +52,7 @@ def place_of_frames(frames: Sequence[str]) -> str | None:
         m = _FRAME.search(frame)
         if m is None or _TOOLS.search(m["path"]):
             continue
-        if only_hands_on(m["path"]):
+        if only_hands_on(m["path"]) or _CALLS.search(f"{m['path']}:{m['function']}"):
             return None
         if elided := _ELIDED.match(m["path"]):
             return f"sglang/srt/{elided['path']}:{m['function'] or ''}"

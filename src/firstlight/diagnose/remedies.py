@@ -141,6 +141,11 @@ def above(value: float, bound: float) -> bool:
     return value > bound
 
 
+def below_share(value: float, whole: float, share: float) -> bool:
+    """Whether a value is less than that share (0 to 1) of the whole, both in one unit."""
+    return value < share * whole
+
+
 FUNCTIONS: dict[str, Callable[..., Any]] = {
     f.__name__: f
     for f in (
@@ -157,5 +162,6 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
         power_of_two_above,
         within,
         above,
+        below_share,
     )
 }
