@@ -1,5 +1,6 @@
 """Remedies with computed values: from the message, from the log's own figures, by a few named functions. Pure."""
 
+import math
 import re
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -8,6 +9,7 @@ from firstlight.catalog.rules import RemedyTemplate, Rule
 from firstlight.core.diagnosis import Remedy, Safety
 
 _PLACE = re.compile(r"\{(\w+)\}")
+MOST_UTILIZATION = 0.97
 _CALL = re.compile(r"= ?(\w+)\((.*)\)$")
 
 
@@ -32,7 +34,8 @@ def _filled(template: RemedyTemplate, facts: Mapping[str, Any]) -> Remedy | None
 
 
 def value_of(template: Any, facts: Mapping[str, Any]) -> Any:
-    """A value as it stands, `{fact}` (typed when alone), text with facts, or `= function(fact, number)`; "" is None (take it away).
+    """A value as it stands, `{fact}` (typed when alone), text with facts, or `= function(fact, number, fact|number)`; "" is None (take
+    it away). `fact|number`: the number where the fact is not known.
 
     Raises KeyError, ValueError.
     """
@@ -46,7 +49,8 @@ def value_of(template: Any, facts: Mapping[str, Any]) -> Any:
 
 
 def _argument(text: str, facts: Mapping[str, Any]) -> float:
-    return float(facts.get(text, text))
+    name, _, otherwise = text.partition("|")
+    return float(facts.get(name, otherwise or name))
 
 
 def _text(template: str, facts: Mapping[str, Any]) -> str:
@@ -117,6 +121,26 @@ def _lowered(utilization: float, surplus: float, total: float) -> float:
     return value
 
 
+def utilization_with(utilization: float, left: float, total: float) -> float:
+    """The utilization, in whole percent, that turns the GiB that are left for the KV cache (below 0: missing) into one."""
+    value = math.ceil((utilization + (1 - left) / total) * 100) / 100
+    if left >= 1 or value > MOST_UTILIZATION:
+        raise ValueError("no utilization does it")
+    return value
+
+
+def utilization_by_graphs(utilization: float, left: float, graphs: float, equivalent: float) -> float:
+    """The same; the GPU's size is what makes `graphs` GiB of CUDA graphs the difference to the equivalent utilization without them."""
+    return utilization_with(utilization, left, graphs / (utilization - equivalent))
+
+
+def utilization_raised(utilization: float, left: float) -> float:
+    """A little more, where the GPU's size is not known: not where more than a little is missing."""
+    if left < -1:
+        raise ValueError("how much more is not known")
+    return more_by(utilization, 0.04, MOST_UTILIZATION)
+
+
 def more_by(value: float, step: float, most: float) -> float:
     if value >= most:
         raise ValueError("nothing left")
@@ -158,6 +182,9 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
         half,
         less_by,
         more_by,
+        utilization_with,
+        utilization_by_graphs,
+        utilization_raised,
         divisor_below,
         power_of_two_above,
         within,

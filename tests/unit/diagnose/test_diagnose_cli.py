@@ -182,6 +182,9 @@ def test_versions(version: str | None, wanted: str, holds: bool) -> None:
         ("= power_of_two_above(2496)", 4096),
         ("= less_by(0.92, 0.03)", 0.89),
         ("= more_by(0.96, 0.04, 0.97)", 0.97),
+        ("= utilization_with(0.7, -3.31, 24)", 0.88),
+        ("= utilization_by_graphs(0.22, -14.28, 0.53, 0.2133)", 0.42),
+        ("= utilization_raised(0.9, nothing_of_it|0)", 0.94),
         ("at {n} tokens", "at 37561 tokens"),
         ("", None),
         (True, True),
@@ -192,7 +195,9 @@ def test_values_of_remedies(template: object, value: object) -> None:
 
 
 @pytest.mark.parametrize(
-    "template", ["{unknown}", "= half(1)", "= divisor_below(7, 1)", "= more_by(0.97, 0.04, 0.97)", "= utilization_of(1, 79)"]
+    "template",
+    ["{unknown}", "= half(1)", "= divisor_below(7, 1)", "= more_by(0.97, 0.04, 0.97)", "= utilization_of(1, 79)"]
+    + ["= utilization_with(0.9, -9, 24)", "= utilization_by_graphs(0.9, -1, 0.5, 0.9)", "= utilization_raised(0.22, -14.28)"],
 )
 def test_a_value_that_does_not_exist_raises(template: str) -> None:
     with pytest.raises((KeyError, ValueError)):
