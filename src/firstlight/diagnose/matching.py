@@ -27,7 +27,7 @@ class Matcher:
     def __init__(self, rules: Sequence[Rule]) -> None:
         self.rules = tuple(rules)
         self.lookups = 0
-        self._missing = {id(p): p for r in self.rules for p in (*r.with_log, *r.unless_log)}
+        self._missing = {p.regex.pattern: p for r in self.rules for p in (*r.with_log, *r.unless_log)}
 
     def look(self, block: bytes) -> None:
         """Which texts that a rule wants (or wants not) anywhere in the log are there: looked for in whole blocks."""
@@ -36,7 +36,7 @@ class Matcher:
             text = block.decode("utf-8", "replace")
             for p in likely:
                 if p.regex.search(text):
-                    del self._missing[id(p)]
+                    del self._missing[p.regex.pattern]
 
     def find_place(self, unit: Unit, engine: str | None) -> None:
         """Where the exception was raised: by its frames, else by its message, which is looked up in the engine's texts a few times only."""
@@ -77,7 +77,8 @@ class Matcher:
             return False
         if not version_within(version, rule.versions):
             return False
-        return not any(id(p) in self._missing for p in rule.with_log) and all(id(p) in self._missing for p in rule.unless_log)
+        missing = self._missing
+        return not any(p.regex.pattern in missing for p in rule.with_log) and all(p.regex.pattern in missing for p in rule.unless_log)
 
 
 def matched(rule: Rule, unit: Unit) -> dict[str, Any] | None:

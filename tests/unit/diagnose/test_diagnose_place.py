@@ -145,3 +145,26 @@ def test_the_line_next_to_a_crash_says_more_than_the_crash() -> None:
     found = diagnose(log.encode())
     assert found.cause is not None
     assert found.cause.code == "no-gpu-found"
+
+
+SERVED = f"""(APIServer pid=40) {READY}(EngineCore pid=71) ERROR 11-30 09:20:11 [core.py:1240] Traceback (most recent call last):
+(EngineCore pid=71) ERROR 11-30 09:20:11 [core.py:1240]   File "{SITE}vllm/v1/worker/gpu_model_runner.py", line 4011, in execute_model
+(EngineCore pid=71) ERROR 11-30 09:20:11 [core.py:1240]     assert state.embeds is not None
+(EngineCore pid=71) ERROR 11-30 09:20:11 [core.py:1240] AssertionError: embeds are required here
+"""
+
+
+def test_where_only_a_wrapper_tells_of_the_end_the_engines_exception_before_it_is_the_cause() -> None:
+    ended = "(APIServer pid=40) ERROR 11-30 09:20:12 [async_llm.py:704] vllm.v1.engine.exceptions.EngineDeadError: EngineCore died.\n"
+    found = diagnose((SERVED + ended).encode())
+    assert found.outcome == "serving-failed"
+    assert found.cause is not None
+    assert found.cause.code == "engine-check-failed"
+    assert diagnose(SERVED.encode()).outcome == "ready"
+
+
+def test_the_ray_executors_calls_to_workers_are_no_place_of_a_failure() -> None:
+    file = SITE + "vllm/executor/ray_distributed_executor.py"
+    assert place_of_frames([f'File "{file}", line 503, in _run_workers']) is None
+    begun = place_of_frames([f'File "{file}", line 201, in _init_workers_ray'])
+    assert begun == "vllm/executor/ray_distributed_executor.py:_init_workers_ray"
