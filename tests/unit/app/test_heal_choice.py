@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from firstlight.app.heal import ANOTHER_PORT, advise, believed, choose, consent_name, constraints_of, touches_quality
-from firstlight.app.stages.failing import EngineFailed
+from firstlight.app.stages.failing import EngineFailed, _gpu_size
 from firstlight.app.stages.yielding import yielded
 from firstlight.catalog.rules import builtin_rules
 from firstlight.core.diagnosis import Cause, Diagnosis, Remedy, Safety
@@ -169,12 +169,17 @@ def on_gpu(gib: float) -> Any:
 )
 def test_the_engines_hint_to_raise_the_utilization_is_weighed(log: str, gib: float, believes: bool) -> None:
     """With every yes in the world, a share that gains less than what is missing is not tried."""
-    found = diagnose((ARGS + log).encode(), engine="vllm")
-    (raised,) = (r for r in found.remedies if (r.change or {}).get("gpu_memory_utilization", 0.0) > 0.95)
-    assert believed(raised, found.facts, on_gpu(gib)) is believes
+    found = diagnose((ARGS + log).encode(), engine="vllm", context={"device_total_gib": gib})
+    raised = [r for r in found.remedies if (r.change or {}).get("gpu_memory_utilization", 0.0) > 0.95]
+    assert [r for r in raised if believed(r, found.facts, on_gpu(gib))] == (raised if believes else [])
     yes = session("gpu-memory-utilization")
     yes.plan_set = on_gpu(gib)
-    assert choose(yes, Diagnosis(outcome="failed", remedies=[raised], facts=found.facts)) == (raised if believes else None)
+    assert choose(yes, Diagnosis(outcome="failed", remedies=raised, facts=found.facts)) == (raised[0] if believes else None)
+
+
+def test_a_diagnosis_of_our_own_run_is_told_the_gpus_size() -> None:
+    assert _gpu_size(SimpleNamespace(plan_set=on_gpu(139.8))) == {"device_total_gib": 139.8}  # type: ignore[arg-type]
+    assert _gpu_size(SimpleNamespace(plan_set=None)) == {}  # type: ignore[arg-type]
 
 
 PHASES = {

@@ -7,6 +7,7 @@ from firstlight.app.session import Session
 from firstlight.core.diagnosis import Cause, Diagnosis
 from firstlight.core.errors import EngineError, HostError
 from firstlight.core.ports import Host
+from firstlight.core.units import GIB
 
 
 class EngineFailed(EngineError):
@@ -68,8 +69,15 @@ def _diagnose(session: Session, text: bytes, data: dict[str, Any]) -> Diagnosis:
         engine=session.launch.engine if session.launch else None,
         version=session.install.version if session.install else None,
         exit_status=status if isinstance(status, int) else None,
-        context={"cgroup_oom_kills": 1} if data.get("oom_killed") else {},
+        context=({"cgroup_oom_kills": 1} if data.get("oom_killed") else {}) | _gpu_size(session),
     )
+
+
+def _gpu_size(session: Session) -> dict[str, float]:
+    """What a remedy in shares of the GPU needs, and the engine prints only at DEBUG."""
+    budget = session.plan_set.best.per_gpu if session.plan_set is not None and session.plan_set.best is not None else None
+    total = budget.total.mid if budget is not None else None
+    return {"device_total_gib": round(total / GIB, 2)} if total else {}
 
 
 def _decisive(diagnosis: Diagnosis, text: bytes) -> list[str]:
