@@ -122,8 +122,7 @@ def choose(session: Session, diagnosis: Diagnosis, withheld: list[Remedy] | None
 
     withheld: gains those that nobody said yes to.
     """
-    taken = diagnosis.cause is not None and diagnosis.cause.code == "port-in-use"
-    if taken and session.intent.port is None:
+    if diagnosis.cause is not None and diagnosis.cause.code == "port-in-use" and session.intent.port is None:
         return ANOTHER_PORT
     in_force = [(c.field, c.value) for c in session.constraints]
     for remedy in diagnosis.remedies:
