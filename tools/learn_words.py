@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 from firstlight.catalog.rules import builtin_rules
 from firstlight.catalog.words import SCALE, softmax, strengths
-from firstlight.diagnose.decide import decide, judge
+from firstlight.diagnose.decide import decide
 from firstlight.diagnose.likeness import told, words_of
 from firstlight.diagnose.log import read
 
@@ -68,7 +68,7 @@ class Taught(NamedTuple):
 
 def words_in(log: bytes) -> frozenset[str]:
     reader = read(log, None, None)
-    return words_of(told(judge(reader), decide(reader, None), reader))
+    return words_of(told(decide(reader, None), reader))
 
 
 def rule_logs() -> list[Excerpt]:

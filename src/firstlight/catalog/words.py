@@ -35,11 +35,10 @@ class Words(Struct, frozen=True, kw_only=True):
     def known(self, words: Iterable[str]) -> set[str]:
         return {word for word in words if word in self.rarity}
 
-    def telling(self, words: Iterable[str], code: str, most: int = 5) -> list[str]:
-        """The words that speak for a code most."""
-        values, number = strengths(self.rarity, words), self.codes.index(code)
-        gains = {word: self.weights[word].get(number, 0.0) * value for word, value in values.items()}
-        return sorted((word for word, gain in gains.items() if gain > 0), key=lambda word: -gains[word])[:most]
+    def telling(self, words: Iterable[str], code: str) -> set[str]:
+        """The words that speak for a code."""
+        number = self.codes.index(code)
+        return {word for word in self.known(words) if self.weights[word].get(number, 0.0) > 0}
 
 
 def strengths(rarity: dict[str, float], words: Iterable[str]) -> dict[str, float]:

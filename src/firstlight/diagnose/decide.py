@@ -42,12 +42,13 @@ class Judged(Struct, frozen=True, kw_only=True):
 
 class Decision(Struct, frozen=True, kw_only=True):
     """first: what the failure is put down to (None: nothing in the text); others: what else was seen, in printed order; hint: a warning
-    that explains a failure of which nothing else tells.
+    that explains a failure of which nothing else tells; judged: all that was seen.
     """
 
     outcome: str
     first: Judged | None
     others: list[Judged]
+    judged: list[Judged]
     hint: Judged | None = None
 
 
@@ -93,9 +94,10 @@ def decide(reader: LogReader, exit_status: int | None) -> Decision:
     deadly += _told_by_wrapper(deadly, live)
     outcome = _outcome(reader, deadly, exit_status)
     if outcome not in ("failed", "serving-failed"):
-        return Decision(outcome=outcome, first=_waiting(reader, live) if outcome == "incomplete" else None, others=_noted(judged, None))
+        waiting = _waiting(reader, live) if outcome == "incomplete" else None
+        return Decision(outcome=outcome, first=waiting, others=_noted(judged, None), judged=judged)
     first = _first(deadly, reader)
-    return Decision(outcome=outcome, first=first, others=_noted(judged, first), hint=_hint(judged, reader))
+    return Decision(outcome=outcome, first=first, others=_noted(judged, first), judged=judged, hint=_hint(judged, reader))
 
 
 def _before_stop(j: Judged, reader: LogReader) -> bool:

@@ -6,7 +6,7 @@ from typing import Any
 
 from firstlight.catalog.rules import Rule, version_within
 from firstlight.core.diagnosis import Cause, Diagnosis, Evidence, Remedy, Safety, Unknown
-from firstlight.diagnose.decide import Decision, Judged, decide, is_contested, judge
+from firstlight.diagnose.decide import Decision, Judged, decide, is_contested
 from firstlight.diagnose.exits import by_exit, first_error, last_error
 from firstlight.diagnose.likeness import near_by_words, told
 from firstlight.diagnose.log import VAGUE, LogReader, read
@@ -70,7 +70,7 @@ def _cause(
         cause, remedies, _ = _named(first, first.rule, facts)
         return cause, remedies, _unknown(first.seen.unit, reader.rules) if first.rule.priority <= VAGUE else None
     if first is not None:
-        return None, [_report()], _unknown(first.seen.unit, reader.rules, near_by_words(told(judge(reader), decision, reader), reader))
+        return None, [_report()], _unknown(first.seen.unit, reader.rules, near_by_words(told(decision, reader), reader))
     if decision.outcome not in ("failed", "serving-failed"):
         return None, [], _candidate(reader) if decision.outcome == "incomplete" else None
     cause, remedies = by_exit(reader, exit_status, facts, context)
@@ -80,7 +80,7 @@ def _cause(
     error = first_error(reader)
     if decision.hint is not None and hint is not None and (error is None or hint.confidence >= SURE):
         return _named(decision.hint, hint, facts)
-    units = told(judge(reader), decision, reader)
+    units = told(decision, reader)
     if error is not None:
         return None, [_report()], _unknown(error, reader.rules, near_by_words(units, reader))
     if not units:
@@ -146,8 +146,9 @@ def near(text: str, rules: Sequence[Rule], most: int = NEAR_KEPT) -> list[str]:
 
 def _unknown(unit: Unit, rules: Sequence[Rule], nearest: Sequence[str] = ()) -> Unknown:
     where = f" [{unit.worker}]" if unit.worker else ""
-    text = f"line {unit.line}{where}: {shown(unit)[:_TEXT_KEPT]}"
-    head = unit.head if shown(unit) == unit.text else shown(unit)
+    said = shown(unit)
+    text = f"line {unit.line}{where}: {said[:_TEXT_KEPT]}"
+    head = unit.head if said == unit.text else said
     return Unknown(first_exception=text, template=template(head), near=list(dict.fromkeys([*nearest, *near(unit.head, rules)]))[:NEAR_KEPT])
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from msgspec import structs
 
 from firstlight.catalog.words import load_words
-from firstlight.diagnose.decide import NEXT_TO, Decision, Judged
+from firstlight.diagnose.decide import NEXT_TO, Decision
 from firstlight.diagnose.log import LogReader
 from firstlight.diagnose.place import only_hands_on
 from firstlight.diagnose.units import Unit, essence
@@ -40,16 +40,16 @@ _SPEAKING = 2  # words of the message itself that must speak for the code
 _OF_PYTHON = frozenset({"list", "index", "out", "range", "object", "attribute", "nonetype", "none", "type", "subscriptable", "iterable"})
 
 
-def told(judged: Sequence[Judged], decision: Decision, reader: LogReader) -> list[Unit]:
+def told(decision: Decision, reader: LogReader) -> list[Unit]:
     """What tells of the failure: the first exception, its chain and the lines next to it; without one, the first lines of trouble."""
     first = decision.first
     if first is None:
-        units = [j.seen.unit for j in judged if j.role in _TOLD and not j.handled]
+        units = [j.seen.unit for j in decision.judged if j.role in _TOLD and not j.handled]
         return (_telling(units) or _telling(reader.murmurs))[:_MOST]
     chain = first.seen.unit.chain
     near = [
         j
-        for j in judged
+        for j in decision.judged
         if j.role in _TOLD and (abs(j.line - first.line) <= NEXT_TO * reader.step or (chain and j.seen.unit.chain == chain))
     ]
     return _telling([j.seen.unit for j in near if j.role != "hint"])
@@ -111,15 +111,13 @@ def _own_frames(frames: Sequence[str]) -> list[str]:
     return found
 
 
-def _speaks_for(units: Sequence[Unit], code: str) -> bool:
-    """Whether the message, without its frames, is told in learned words at all, and some of them are those of this code."""
-    message = _own_words([structs.replace(u, frames=[]) for u in units])
-    known = load_words().known(message)
-    return len(known) >= _KNOWN * len(message) and len(load_words().telling(known, code, _SPEAKING)) >= _SPEAKING
-
-
 def near_by_words(units: Sequence[Unit], reader: LogReader) -> list[str]:
     """Codes that have some share of these words and of whose failures the message itself speaks, the nearest first. Never a verdict."""
     if reader.only_rules or len(_own_words(units)) < _FEWEST:
         return []
-    return [code for code, share in load_words().shares(words_of(units)) if share >= _NEAR and _speaks_for(units, code)]
+    message = _own_words([structs.replace(u, frames=[]) for u in units])
+    words = load_words()
+    known = words.known(message)
+    if len(known) < _KNOWN * len(message):
+        return []
+    return [code for code, share in words.shares(words_of(units)) if share >= _NEAR and len(words.telling(known, code)) >= _SPEAKING]

@@ -148,12 +148,12 @@ def _rank(s: Situation, choice: Choice, stage: StageWeights, stages: int, length
     if drafter is not None:
         budget = _with_drafter(budget, drafter, choice)
     parts = (budget.weights, budget.activation_peak, budget.cuda_graphs, budget.non_torch)
-    pool = _left(usable, parts)
+    pool, room = _left(usable, parts), _room(s, total)
     if pinned:
         pool = known(pinned, "pinned by --kv-cache-memory-bytes: the engine allocates exactly this")
-        unpinned = known(_room(s, total) - CONTEXT_BYTES, "the utilization does not bound what is allocated when KV bytes are pinned")
+        unpinned = known(room - CONTEXT_BYTES, "the utilization does not bound what is allocated when KV bytes are pinned")
         budget = msgspec.structs.replace(budget, usable=unpinned)
-    headroom = _pinned_headroom(_room(s, total), pinned, parts) if pinned else known(total - usable, OUTSIDE)
+    headroom = _pinned_headroom(room, pinned, parts) if pinned else known(total - usable, OUTSIDE)
     budget = msgspec.structs.replace(budget, kv_pool=pool, headroom=headroom)
     return _Rank(stage=stage, budget=budget, pool=pool)
 
