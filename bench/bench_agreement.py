@@ -1,12 +1,13 @@
 """The built-in bench beside `vllm bench serve` on vLLM, and beside llama.cpp's own timings of the very same requests.
 
-    python bench/bench_agreement.py [--source DEMO.gguf] [--vllm-python PYTHON --folder MODEL_FOLDER] [--rounds N] [--looks] [--lock FILE]
+    python bench/bench_agreement.py [--source DEMO.gguf] [--vllm-python PYTHON --folder MODEL_FOLDER [--endpoint URL --model NAME]]
+        [--rounds N] [--users 1 4] [--requests-a-user 5] [--looks] [--lock FILE] [--results FILE]
 
 On vLLM both tools take turns on one server with requests of one kind (/completions, greedy, fresh random words, equal lengths), and change
 who begins from round to round: what differs between two rounds of one tool is the machine's noise, and the tools must not differ by more.
 llama.cpp tells its own clock with each answer, so that no second run is needed. --lock is held while one pair is measured. --looks: what
-reading vLLM's gauges at the same time costs, also measured in turns.
-Writes bench/results/bench_agreement.json.
+reading vLLM's gauges at the same time costs, also measured in turns. --endpoint: a vLLM that serves already, instead of one started here on
+the CPU. Writes bench/results/bench_agreement.json, or --results.
 """
 
 # ruff: noqa: E402
@@ -21,6 +22,7 @@ import asyncio
 import json
 import statistics
 import subprocess
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from alone import alone
@@ -34,9 +36,7 @@ from firstlight.core.schema import decode
 from firstlight.core.verdict import BenchPoint, BenchReport
 
 RESULTS = ROOT / "bench/results/bench_agreement.json"
-LEVELS = (1, 4)
 SENT = Profile(name="agreement", input_tokens=64, output_tokens=64, seconds=12.0, concurrency=4)
-REQUESTS_A_USER = 5
 SAME_REQUESTS = 0.01
 FIGURES = ("ttft", "tpot", "itl", "e2el")
 # way -> seconds between two looks at least, and the share of the time that looking may take.
@@ -70,19 +70,25 @@ def ours(args: argparse.Namespace, endpoint: Endpoint, level: int) -> BenchPoint
 
 
 def theirs(args: argparse.Namespace, endpoint: Endpoint, level: int) -> BenchPoint:
-    count = REQUESTS_A_USER * level
+    count = args.requests_a_user * level
     tool = Tool(python=args.vllm_python, tokenizer=args.folder)
     return run_vllm_bench(endpoint, tool=tool, profile=SENT.name, concurrency=level, force=True, requests=count, only=level).points[-1]
+
+
+def served(args: argparse.Namespace) -> AbstractContextManager[Endpoint]:
+    if not args.endpoint:
+        return engines.vllm(Path(args.folder), python=args.vllm_python)
+    return nullcontext(Endpoint(base_url=args.endpoint, model=args.model, engine="vllm", max_model_len=None))
 
 
 def beside_vllm(args: argparse.Namespace) -> list[dict[str, Any]]:
     rows = []
     tools = [("firstlight", ours), ("vllm bench serve", theirs)]
-    with engines.vllm(Path(args.folder), python=args.vllm_python) as endpoint:
+    with served(args) as endpoint:
         rows += beside_itself(args, endpoint) if args.looks else []
         print(f"firstlight bench --tool vllm: {by_command(args, endpoint).headline}", flush=True)
         for round_ in range(args.rounds):
-            for level in LEVELS:
+            for level in args.users:
                 with alone(args.lock):
                     rows += [shown(row("vllm", tool, round_, measure(args, endpoint, level))) for tool, measure in tools]
             tools.reverse()
@@ -91,7 +97,7 @@ def beside_vllm(args: argparse.Namespace) -> list[dict[str, Any]]:
 
 def beside_itself(args: argparse.Namespace, endpoint: Endpoint) -> list[dict[str, Any]]:
     """The built-in bench with four users and other ways of looking at the gauges, the order turned by one from round to round."""
-    rows, ways, level = [], list(LOOKS), LEVELS[-1]
+    rows, ways, level = [], list(LOOKS), args.users[-1]
     own = metrics.EVERY_SECONDS, metrics.LARGEST_SHARE
     ours(args, endpoint, level)
     for round_ in range(args.rounds):
@@ -114,7 +120,7 @@ def by_command(args: argparse.Namespace, endpoint: Endpoint) -> BenchReport:
 def beside_llamacpp(args: argparse.Namespace) -> list[dict[str, Any]]:
     rows = []
     with engines.llamacpp(Path(args.source), parallel=4) as endpoint:
-        for round_, level in ((r, level) for r in range(args.rounds) for level in LEVELS):
+        for round_, level in ((r, level) for r in range(args.rounds) for level in args.users):
             with alone(args.lock):
                 rows.append(shown(row("llamacpp", "firstlight", round_, ours(args, endpoint, level))))
     return rows
@@ -131,7 +137,7 @@ def summary(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     over the same requests: there is no noise between two runs, and 1 % is what is allowed.
     """
     found: list[dict[str, Any]] = []
-    for level in LEVELS:
+    for level in sorted({r["users"] for r in rows}):
         mine = [r for r in rows if r["engine"] == "vllm" and r["tool"] == "firstlight" and r["users"] == level]
         other = [r for r in rows if r["engine"] == "vllm" and r["tool"] == "vllm bench serve" and r["users"] == level]
         for name in (*(f"{f}_p50_ms" for f in FIGURES), "tokens_per_second") if mine and other else ():
@@ -154,18 +160,21 @@ def _pair(engine: str, level: int, figure: str, ours: list[float], theirs: list[
 
 def main() -> int:
     parser = argparse.ArgumentParser()
-    for name in ("--source", "--vllm-python", "--folder", "--lock"):
+    for name in ("--source", "--vllm-python", "--folder", "--endpoint", "--model", "--lock"):
         parser.add_argument(name)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--users", type=int, nargs="+", default=[1, 4])
+    parser.add_argument("--requests-a-user", type=int, default=5, help="of vllm bench serve; the built-in bench sends for 12 s")
+    parser.add_argument("--results", type=Path, default=RESULTS)
     parser.add_argument("--looks", action="store_true")
     args = parser.parse_args()
     PROFILES[SENT.name] = SENT
-    kept = json.loads(RESULTS.read_text())["rows"] if RESULTS.exists() else []
+    kept = json.loads(args.results.read_text())["rows"] if args.results.exists() else []
     rows = [r for r in kept if not (args.source and r["engine"] == "llamacpp") and not (args.vllm_python and r["engine"] == "vllm")]
     rows += beside_llamacpp(args) if args.source else []
     rows += beside_vllm(args) if args.vllm_python else []
     found = summary(rows)
-    RESULTS.write_text(json.dumps({"sent": "64 tokens in, 64 out, closed loop", "agreement": found, "rows": rows}, indent=1) + "\n")
+    args.results.write_text(json.dumps({"sent": "64 tokens in, 64 out, closed loop", "agreement": found, "rows": rows}, indent=1) + "\n")
     head = "engine | users | figure | firstlight | the other | difference | rounds of firstlight | of the other | within noise"
     for way in LOOKS:
         mine = [r for r in rows if r["tool"] == f"looks: {way}"]

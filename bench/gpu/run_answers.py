@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from run_cases import firstlight, gpu_used_mib, smi
+from run_cases import firstlight, gpu_used_mib, run_of, smi
 
 TESTS = Path(__file__).resolve().parents[2] / "tests"
 GROSS = ("kv-swapped",)
@@ -60,6 +60,16 @@ def checks(verdict: dict[str, Any]) -> dict[str, Any]:
     return told if found else told | {"said": verdict["answer"]}
 
 
+def agreement(given: argparse.Namespace) -> dict[str, Any]:
+    """The built-in bench and `vllm bench serve` in turns on the healthy endpoint, the same requests from both."""
+    served, results = run_of("healthy")["endpoint"], given.work / "agreement.json"
+    argv = [sys.executable, str(TESTS.parent / "bench/bench_agreement.py"), "--vllm-python", given.engine_python]
+    argv += ["--folder", str(given.work / "healthy"), "--endpoint", served["base_url"], "--model", served["model"]]
+    argv += ["--users", "1", "8", "--requests-a-user", "40", "--rounds", "3", "--results", str(results)]
+    done = subprocess.run(argv, capture_output=True, text=True, check=False)
+    return {"rc": done.returncode, **(json.loads(results.read_text()) if results.exists() else {"said": done.stderr[-600:]})}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--source", type=Path, required=True)
@@ -80,11 +90,9 @@ def main() -> None:
     keep("up", rc=done.returncode, seconds=round(time.time() - began, 1), said=done.stderr.splitlines()[-12:], used_mib=gpu_used_mib())
     keep("verify full", **checks(asked("verify", "healthy", "--profile", "full", "--concurrency", "16")))
     keep("save reference", **checks(asked("verify", "healthy", "--checks", "contract", "--save-reference", str(reference))))
-    keep("bench builtin", **asked("bench", "healthy", "--concurrency", "8"))
-    tokenizer = ("--tool", "vllm", "--engine-python", given.engine_python, "--tokenizer", str(given.work / "healthy"))
-    keep("bench vllm", **asked("bench", "healthy", "--concurrency", "8", *tokenizer))
+    keep("agreement", **agreement(given))
     firstlight("down", "healthy")
-    for name in (*GROSS, *MILD):
+    for name in (*MILD, *GROSS):
         began = time.time()
         done = up(given, name, *(("--skip", "bench") if name in GROSS else ("--skip", "bench", "--skip", "verify")))
         told: dict[str, Any] = {"rc": done.returncode, "seconds": round(time.time() - began, 1)}

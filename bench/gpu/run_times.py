@@ -5,9 +5,9 @@
 
 The bare command and its environment are the very ones that `up` started. Ready is the first 200 of /health, polled from outside every 50 ms
 for all. Cold: the weight files' pages are dropped from the page cache first (posix_fadvise), nothing else. Plain: cold, under the
-supervisor that `up` starts, without its head start. Compile: with compile caches that are empty at first, bare, then `up` after a rehearsal
-into another empty place, then bare again, then `up` twice from a third; pages warm. One JSON object a row; pairs are numbered on from
-those that the results file has.
+supervisor that `up` starts, without its head start. Compile: with compile caches that are empty at first, bare, and `up` after a rehearsal
+into another empty place, in as many rounds; then bare again, and `up` twice from a third; pages warm. One JSON object a row; pairs are
+numbered on from those that the results file has.
 """
 
 import argparse
@@ -22,6 +22,7 @@ import tempfile
 import time
 import urllib.request
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -180,19 +181,22 @@ class Timer:
         if self.left():
             self.start("cold", number, "supervised", supervised)
 
-    def compiled(self, number: int) -> None:
-        """First and second launch of both, and the launch after a rehearsal, from empty compile caches."""
+    def compiled(self, rounds: int) -> None:
+        """From empty compile caches: a bare launch and one after a rehearsal, in every round; then the second launches of both."""
         place = Path(tempfile.mkdtemp(prefix="firstlight-compile-"))
-        plain = self.bare.fresh(place / "bare")
-        self.compile_start(number, "bare first", lambda log: bare(plain, log))
-        if self.left():
-            began = time.time()
-            firstlight(*rehearsal_words(self.given), env={"XDG_CACHE_HOME": str(place / "rehearsed")})
-            self.took = time.time() - began
-        self.compile_start(number, "up rehearsed", lambda log: through_up(self.words, log, place / "rehearsed"))
-        self.compile_start(number, "bare second", lambda log: bare(plain, log))
-        for which in ("up first", "up second"):
-            self.compile_start(number, which, lambda log: through_up(self.words, log, place / "up"))
+        for number in range(rounds):
+            plain, cache = self.bare.fresh(place / f"bare-{number}"), place / f"rehearsed-{number}"
+            self.compile_start(number, "bare first", partial(bare, plain))
+            if self.left():
+                began = time.time()
+                firstlight(*rehearsal_words(self.given), env={"XDG_CACHE_HOME": str(cache)})
+                print(f"rehearsed in {time.time() - began:.1f} s", flush=True)
+            self.compile_start(number, "up rehearsed", partial(through_up, self.words, cache=cache))
+        for number in range(rounds):
+            plain, cache = self.bare.fresh(place / f"bare-{number}"), place / f"up-{number}"
+            self.compile_start(number, "bare second", partial(bare, plain))
+            for which in ("up first", "up second"):
+                self.compile_start(number, which, partial(through_up, self.words, cache=cache))
         shutil.rmtree(place, ignore_errors=True)
 
     def compile_start(self, number: int, way: str, run: Callable[[Path], float | None]) -> None:
@@ -221,8 +225,7 @@ def main() -> None:
                 timer.pair(kind, number)
         if number < given.plain:
             timer.plain(number)
-    for number in range(given.compile):
-        timer.compiled(number)
+    timer.compiled(given.compile)
     if not timer.left():
         print("no time left")
 

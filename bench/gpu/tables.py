@@ -176,17 +176,18 @@ def verdicts() -> list[str]:
 
 
 def speed() -> list[str]:
-    """The built-in client and the engine's own tool on one endpoint, one after the other."""
-    steps = {r["step"]: r for r in read("answers/h200.jsonl")}
-    lines = ["| users | TTFT built-in | vllm bench serve | TPOT built-in | vllm bench serve | tokens/s built-in | vllm bench serve |"]
-    lines.append("|" + "---|" * 7)
-    both = [steps[f"bench {tool}"]["answer"]["points"] for tool in ("builtin", "vllm") if f"bench {tool}" in steps]
-    for own, theirs in zip(*both, strict=False) if len(both) == 2 else ():
-        cells = [str(own["concurrency"])]
-        cells += [f"{1000 * p['ttft']['p50']:.1f} ms" for p in (own, theirs)] + [f"{1000 * p['tpot']['p50']:.2f} ms" for p in (own, theirs)]
-        cells += [f"{p['output_tokens'] / p['seconds']:.0f}" for p in (own, theirs)]
-        lines.append("| " + " | ".join(cells) + " |")
-    return lines
+    """The built-in client and the engine's own tool in turns on one endpoint; medians of the rounds, and how far the rounds are apart."""
+    agreed = next((r["agreement"] for r in reversed(read("answers/h200.jsonl")) if r["step"] == "agreement" and "agreement" in r), [])
+    lines = [
+        "| users | figure | built-in | vllm bench serve | difference | built-in's rounds differ by | vllm bench serve's |",
+        "|---" * 7 + "|",
+    ]
+    for a in agreed:
+        unit = "tokens/s" if a["figure"] == "tokens_per_second" else "ms"
+        name = a["figure"].removesuffix("_ms").replace("_p50", " p50").replace("_", " ")
+        cells = [str(a["users"]), name, *(f"{a[n]} {unit}" for n in ("firstlight", "other")), f"{a['difference']:+.1%}"]
+        lines.append("| " + " | ".join([*cells, *(f"{a[n]:.1%}" for n in ("firstlight_rounds_differ", "other_rounds_differ"))]) + " |")
+    return lines if agreed else []
 
 
 def collectives() -> list[str]:
