@@ -4,10 +4,14 @@ import difflib
 import tomllib
 from functools import cache
 from importlib import resources
+from typing import TYPE_CHECKING
 
 from msgspec import Struct, convert
 
 from firstlight.core.errors import InputError
+
+if TYPE_CHECKING:
+    from firstlight.catalog.rules import RemedyTemplate
 
 
 class Record(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -48,17 +52,17 @@ def all_codes() -> list[str]:
 
 
 def _from_rules(code: str) -> Record | None:
-    from firstlight.catalog.rules import builtin_rules
+    from firstlight.catalog.rules import builtin_rules, titled
 
     fitting = [rule for rule in builtin_rules() if rule.code == code]
     if not fitting:
         return None
-    cures = [_remedy(r.change, r.action, r.because) for rule in fitting for r in rule.remedies]
+    cures = [_remedy(r) for rule in fitting for r in rule.remedies]
     links = [s for rule in fitting for s in rule.sources if s.startswith("http")]
     first = fitting[0]
     return Record(
         code=code,
-        title=first.title,
+        title=titled(first.title, {}),
         meaning=first.meaning,
         cure=list(dict.fromkeys(cures)),
         rooms=["diagnose"],
@@ -71,6 +75,7 @@ def _setting(name: str, value: object) -> str:
     return f"another {name}" if isinstance(value, str) and ("{" in value or value.startswith("= ")) else f"{name} = {value}"
 
 
-def _remedy(change: dict[str, object] | None, action: str | None, because: str) -> str:
-    what = ", ".join(_setting(k, v) for k, v in change.items()) if change else action or ""
-    return f"{what}: {because}" if because else what
+def _remedy(remedy: "RemedyTemplate") -> str:
+    what = ", ".join(_setting(k, v) for k, v in remedy.change.items()) if remedy.change else remedy.action or ""
+    where = f" ({remedy.conditions})" if remedy.conditions else ""
+    return f"{what}{where}: {remedy.because}" if remedy.because else what + where

@@ -3,28 +3,17 @@
 import difflib
 import re
 import tomllib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import cache
 from importlib import resources
 from typing import Any
 
 from msgspec import Struct
 
+from firstlight.catalog.signs import signs
 from firstlight.core.errors import InputError
 
 ROLES = ("cause", "consequence", "wrapper", "symptom", "hint", "benign", "exit")
-
-
-class RemedyTemplate(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """change: fields of Pins, engine flags (`--x`) or environment variables (UPPER CASE) -> value; a text with `{fact}` or `= f(fact, 3)`
-    is computed. action: what a person or host does, with `{fact}`. A remedy whose facts the log does not give is left out.
-    """
-
-    change: dict[str, Any] | None = None
-    action: str | None = None
-    safety: str = "ask"
-    because: str = ""
-    source: str | None = None
 
 
 class Pattern(Struct, frozen=True, kw_only=True):
@@ -46,6 +35,46 @@ class Pattern(Struct, frozen=True, kw_only=True):
         return not self.literals or any(literal.encode() in block for literal in self.literals)
 
 
+class RemedyTemplate(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """change: fields of Pins, engine flags (`--x`) or environment variables (UPPER CASE) -> value; a text with `{fact}` or `= f(fact, 3)`
+    is computed. action: what a person or host does, with `{fact}`. A remedy whose facts the log does not give is left out.
+
+    The others say where it helps, and elsewhere it is left out: engines, platforms (names of signs.toml), phases: one of these; versions:
+    of the engine; match: any of, unless: none of, in the message; frames, unless_frames: in its traceback; with_log: all of, unless_log:
+    none of, anywhere in the log; when: a condition on the facts; lacks: none of these facts is known. An engine that the log does not
+    tell counts as the rule's own, else as vLLM; a platform that it does not tell as CUDA.
+    """
+
+    change: dict[str, Any] | None = None
+    action: str | None = None
+    safety: str = "ask"
+    because: str = ""
+    source: str | None = None
+    engines: tuple[str, ...] = ()
+    platforms: tuple[str, ...] = ()
+    versions: str | None = None
+    phases: tuple[str, ...] = ()
+    match: tuple[Pattern, ...] = ()
+    unless: tuple[Pattern, ...] = ()
+    frames: tuple[Pattern, ...] = ()
+    unless_frames: tuple[Pattern, ...] = ()
+    with_log: tuple[Pattern, ...] = ()
+    unless_log: tuple[Pattern, ...] = ()
+    when: str | None = None
+    lacks: tuple[str, ...] = ()
+
+    @property
+    def conditions(self) -> str:
+        """Where it helps, in words; empty where it has no condition."""
+        found = [*self.engines, *self.platforms, *(f"in {phase}" for phase in self.phases)]
+        found += [f"version {self.versions}"] if self.versions else []
+        texts = [(self.match, "where it says"), (self.frames, "raised in"), (self.with_log, "where the log has")]
+        texts += [(self.unless, "unless it says"), (self.unless_frames, "unless raised in"), (self.unless_log, "unless the log has")]
+        found += [f"{words} {' or '.join(f'`{p.regex.pattern}`' for p in patterns)}" for patterns, words in texts if patterns]
+        found += [f"where {self.when.removeprefix('= ')}"] if self.when else []
+        return "; ".join(found + ([f"without {', '.join(self.lacks)}"] if self.lacks else []))
+
+
 class Rule(Struct, frozen=True, kw_only=True):
     """One way in which a known condition shows in a log. Several rules may share a code.
 
@@ -58,7 +87,7 @@ class Rule(Struct, frozen=True, kw_only=True):
     nowhere else. info: lines below ERROR count as well.
     fatal: the condition ends the start or the server. yields: often only where another process's failure shows, so that a cause which
     does not yield is preferred even when it was printed later. unready: it shows that an earlier `ready` was not true.
-    priority: the higher wins where several match one message.
+    priority: the higher wins where several match one message. title may hold facts: `{name}`, or `{name|text where it is not known}`.
     """
 
     code: str
@@ -88,6 +117,9 @@ class Rule(Struct, frozen=True, kw_only=True):
     sources: tuple[str, ...] = ()
 
 
+TITLE_FACT = 80  # characters of a fact in a title
+_IN_TITLE = re.compile(r"\{(?P<name>\w+)(?:\|(?P<otherwise>[^}]*))?\}")
+_IN_REMEDY = ("match", "unless", "frames", "unless_frames", "with_log", "unless_log")
 _PATTERNS = ("match", "unless", "frames", "unless_frames", "places", "with_log", "unless_log")
 _KEYS = {*Rule.__struct_fields__, "remedy"} - {"remedies"}
 
@@ -195,11 +227,28 @@ def _rule(row: dict[str, Any], origin: str) -> Rule:
         raise InputError("rule-invalid", f"{origin}: rule {code} has role {row['role']!r}", evidence=(f"one of {', '.join(ROLES)}",))
     try:
         patterns: dict[str, Any] = {k: tuple(pattern(p) for p in row.get(k, ())) for k in _PATTERNS}
-        remedies = tuple(RemedyTemplate(**r) for r in row.get("remedy", ()))
+        remedies = tuple(_remedy(r) for r in row.get("remedy", ()))
     except (re.error, TypeError, IndexError) as e:
         raise InputError("rule-invalid", f"{origin}: rule {code} cannot be read", evidence=(str(e),)) from None
     values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in row.items() if k not in _PATTERNS and k != "remedy"}
     return Rule(**values, **patterns, remedies=remedies)
+
+
+def _remedy(row: dict[str, Any]) -> RemedyTemplate:
+    """Raises TypeError for a key that there is not, a platform that is none, and a list that is not given as one."""
+    for key in ("engines", "platforms", "phases", "lacks", *_IN_REMEDY):
+        if not isinstance(row.get(key, []), list):
+            raise TypeError(f"a remedy's {key} is a list")
+    if strange := set(row.get("platforms", ())) - {p.name for p in signs().platform}:
+        raise TypeError(f"no platform is called {', '.join(sorted(strange))}")
+    patterns = {k: tuple(pattern(p) for p in row[k]) for k in _IN_REMEDY if k in row}
+    values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in row.items()}
+    return RemedyTemplate(**{**values, **patterns})
+
+
+def titled(title: str, facts: Mapping[str, Any]) -> str:
+    """A title with its facts: `{name}`, or `{name|text where it is not known}`; of one that is not known and has no text, its name."""
+    return _IN_TITLE.sub(lambda m: str(facts.get(m["name"], m["name"] if m["otherwise"] is None else m["otherwise"]))[:TITLE_FACT], title)
 
 
 @cache

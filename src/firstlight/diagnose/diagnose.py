@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from firstlight.catalog.rules import Rule, version_within
+from firstlight.catalog.rules import Rule, titled, version_within
 from firstlight.core.diagnosis import Cause, Diagnosis, Evidence, Remedy, Safety, Unknown
 from firstlight.diagnose.decide import Decision, Judged, decide, is_contested
 from firstlight.diagnose.exits import by_exit, first_error, last_error
@@ -67,7 +67,7 @@ def _cause(
 ) -> tuple[Cause | None, list[Remedy], Unknown | None]:
     first = decision.first
     if first is not None and first.rule is not None:
-        cause, remedies, _ = _named(first, first.rule, facts)
+        cause, remedies, _ = _named(first, first.rule, facts, reader)
         return cause, remedies, _unknown(first.seen.unit, reader.rules) if first.rule.priority <= VAGUE else None
     if first is not None:
         return None, [_report()], _unknown(first.seen.unit, reader.rules, near_by_words(told(decision, reader), reader))
@@ -79,7 +79,7 @@ def _cause(
     hint = decision.hint.rule if decision.hint is not None else None
     error = first_error(reader)
     if decision.hint is not None and hint is not None and (error is None or hint.confidence >= SURE):
-        return _named(decision.hint, hint, facts)
+        return _named(decision.hint, hint, facts, reader)
     units = told(decision, reader)
     if error is not None:
         return None, [_report()], _unknown(error, reader.rules, near_by_words(units, reader))
@@ -88,10 +88,10 @@ def _cause(
     return cause, remedies, _unknown(units[0], reader.rules, near_by_words(units, reader))
 
 
-def _named(judged: Judged, rule: Rule, facts: dict[str, Any]) -> tuple[Cause, list[Remedy], None]:
+def _named(judged: Judged, rule: Rule, facts: dict[str, Any], reader: LogReader) -> tuple[Cause, list[Remedy], None]:
     facts.update(judged.match.facts if judged.match else {})
     facts.update(_generation(judged.seen.unit.text))
-    return _as_cause(judged), remedies_of(rule, facts), None
+    return _as_cause(judged), remedies_of(rule, facts, reader.scene(judged.seen.unit)), None
 
 
 def _generation(text: str) -> dict[str, int]:
@@ -108,7 +108,8 @@ def _as_cause(judged: Judged) -> Cause:
     assert rule is not None
     units = [judged.seen.unit, *judged.seen.others]
     confidence = min(rule.confidence, CONTESTED) if is_contested(judged) else rule.confidence
-    return Cause(code=rule.code, title=rule.title, confidence=confidence, evidence=[_evidence(u) for u in units[:_EVIDENCE_KEPT]])
+    title = titled(rule.title, judged.match.facts if judged.match else {})
+    return Cause(code=rule.code, title=title, confidence=confidence, evidence=[_evidence(u) for u in units[:_EVIDENCE_KEPT]])
 
 
 def _evidence(unit: Unit) -> Evidence:
@@ -174,14 +175,14 @@ def _phase(reader: LogReader, decision: Decision) -> str | None:
 
 
 def _facts(reader: LogReader, decision: Decision, context: Mapping[str, Any]) -> dict[str, Any]:
-    facts: dict[str, Any] = {"engine": reader.course.engine} if reader.course.engine else {}
+    facts: dict[str, Any] = {k: v for k, v in (("engine", reader.engine), ("platform", reader.platform)) if v}
     for name in ("args", "config"):
         for m in _ARGUMENT.finditer(str(reader.course.fields.get(name, ""))):
             facts.setdefault(m["name"], _value(m["value"]))
     facts.update({k: v for k, v in reader.course.fields.items() if k not in _LONG_FIELDS})
     if reader.course.version:
         facts["engine_version"] = reader.course.version
-    if reader.course.engine == "vllm" and reader.course.version:
+    if reader.engine == "vllm" and reader.course.version:
         facts.setdefault("gpu_memory_utilization", 0.92 if version_within(reader.course.version, ">=0.20.2") else 0.9)
     if reader.course.starts > 1:
         facts["starts"] = reader.course.starts

@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from firstlight.catalog.rules import Rule, rule_of
+from firstlight.catalog.rules import Rule, rule_of, titled
 from firstlight.core.diagnosis import Cause, Evidence, Remedy
 from firstlight.diagnose.log import LogReader
 from firstlight.diagnose.remedies import remedies_of
@@ -46,21 +46,21 @@ def by_exit(reader: LogReader, exit_status: int | None, facts: dict[str, Any], c
     if signal is not None:
         facts["signal"] = _SIGNALS.get(signal, f"signal {signal}")
     if context.get("cgroup_oom_kills") or _KERNEL.search(str(context.get("kernel_log", ""))):
-        return _made(rule_of("host-ram-oom"), seen, facts, confidence=_PROVEN)
+        return _made(reader, rule_of("host-ram-oom"), seen, facts, confidence=_PROVEN)
     if signal == 9:
-        return _made(rule_of("process-killed"), seen, facts)
+        return _made(reader, rule_of("process-killed"), seen, facts)
     if _told_to_stop(reader, signal):
         told = reader.course.signal
         stop = [Evidence(line=told.line, text=told.text, worker=told.worker)] if told else []
-        return _made(rule_of("stopped-while-starting"), [*stop, *seen], facts)
+        return _made(reader, rule_of("stopped-while-starting"), [*stop, *seen], facts)
     if signal in _CRASHES:
-        return _made(rule_of("process-crashed"), seen, facts)
+        return _made(reader, rule_of("process-crashed"), seen, facts)
     if reader.frame_line is not None and any("load_model" in text for text in reader.frame_texts):
         torn = Evidence(line=reader.frame_line, text=reader.frame_texts[-1].strip(), worker=None)
-        return _made(rule_of("workerproc-load-failed-unknown"), [torn], facts)
+        return _made(reader, rule_of("workerproc-load-failed-unknown"), [torn], facts)
     if _vanished(reader):
-        return _made(rule_of("process-vanished"), seen, facts)
-    return _made(rule_of("cause-not-visible"), seen or _last(reader), facts)
+        return _made(reader, rule_of("process-vanished"), seen, facts)
+    return _made(reader, rule_of("cause-not-visible"), seen or _last(reader), facts)
 
 
 def first_error(reader: LogReader) -> Unit | None:
@@ -98,9 +98,11 @@ def _told_to_stop(reader: LogReader, signal: int | None) -> bool:
     return signal in (2, 15) and first_error is None
 
 
-def _made(rule: Rule, seen: list[Evidence], facts: Mapping[str, Any], *, confidence: float | None = None) -> tuple[Cause, list[Remedy]]:
-    cause = Cause(code=rule.code, title=rule.title, confidence=confidence or rule.confidence, evidence=seen)
-    return cause, remedies_of(rule, facts)
+def _made(
+    reader: LogReader, rule: Rule, seen: list[Evidence], facts: Mapping[str, Any], *, confidence: float | None = None
+) -> tuple[Cause, list[Remedy]]:
+    cause = Cause(code=rule.code, title=titled(rule.title, facts), confidence=confidence or rule.confidence, evidence=seen)
+    return cause, remedies_of(rule, facts, reader.scene())
 
 
 def _last(reader: LogReader) -> list[Evidence]:

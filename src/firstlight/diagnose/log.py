@@ -8,6 +8,7 @@ from msgspec import Struct
 from firstlight.catalog.rules import Gate, Rule, builtin_rules
 from firstlight.core.diagnosis import Benign
 from firstlight.diagnose.course import ENDED, WORKERS_KEPT, Course
+from firstlight.diagnose.fitting import Scene
 from firstlight.diagnose.matching import Match, Matcher
 from firstlight.diagnose.noise import (
     LOUD,
@@ -55,6 +56,7 @@ class LogReader:
         self.only_rules = rules is not None
         self.matcher = Matcher(self.rules)
         self.course = Course(engine, version)
+        self._engine_given = engine
         self.seen: list[Seen] = []
         self.murmurs: list[Unit] = []
         self.lines = 0
@@ -255,7 +257,29 @@ class LogReader:
 
     def holds(self, rule: Rule) -> bool:
         """Whether the log as a whole allows this rule (asked at the end, when everything was read)."""
-        return self.matcher.holds(rule, self.course.engine, self.course.version)
+        return self.matcher.holds(rule, self.engine, self.course.version)
+
+    @property
+    def engine(self) -> str | None:
+        """As given, else as the program names itself, else as its milestones, else as single words show."""
+        spotter = self.matcher.spotter
+        return self._engine_given or spotter.said_engine or self.course.engine or spotter.engine
+
+    @property
+    def platform(self) -> str | None:
+        return self.matcher.spotter.platform
+
+    def scene(self, unit: Unit | None = None) -> Scene:
+        """What the log is of, and the failure: what remedies ask."""
+        return Scene(
+            engine=self.engine,
+            version=self.course.version,
+            platform=self.platform,
+            phase=unit.phase if unit else self.course.phase,
+            text=unit.text if unit else "",
+            frames="\n".join(unit.frames) if unit else "",
+            has=self.matcher.has,
+        )
 
     def benign_list(self) -> list[Benign]:
         return [Benign(code=code, count=count, lines=lines) for code, (count, lines) in sorted(self.benign.items())]

@@ -6,11 +6,12 @@ from typing import Any
 from msgspec import Struct, structs
 
 from firstlight.catalog.milestones import Field, typed
-from firstlight.catalog.rules import Rule, version_within
+from firstlight.catalog.rules import Pattern, Rule, version_within
+from firstlight.catalog.signs import Spotter
 from firstlight.catalog.texts import place_of_text
 from firstlight.diagnose.noise import QUIET, speaks_of_trouble
 from firstlight.diagnose.place import place_of_frames, place_of_process, place_of_type
-from firstlight.diagnose.remedies import value_of
+from firstlight.diagnose.remedies import holds
 from firstlight.diagnose.units import Unit, essence
 
 LOOKUPS = 40
@@ -27,10 +28,14 @@ class Matcher:
     def __init__(self, rules: Sequence[Rule]) -> None:
         self.rules = tuple(rules)
         self.lookups = 0
-        self._missing = {p.regex.pattern: p for r in self.rules for p in (*r.with_log, *r.unless_log)}
+        self.spotter = Spotter()
+        wanted = [p for r in self.rules for p in (*r.with_log, *r.unless_log)]
+        wanted += [p for r in self.rules for remedy in r.remedies for p in (*remedy.with_log, *remedy.unless_log)]
+        self._missing = {p.regex.pattern: p for p in wanted}
 
     def look(self, block: bytes) -> None:
-        """Which texts that a rule wants (or wants not) anywhere in the log are there: looked for in whole blocks."""
+        """Which texts that a rule wants (or wants not) anywhere in the log are there, and what it is of: looked for in whole blocks."""
+        self.spotter.look(block)
         likely = [p for p in self._missing.values() if p.may_match_in(block)]
         if likely:
             text = block.decode("utf-8", "replace")
@@ -77,8 +82,11 @@ class Matcher:
             return False
         if not version_within(version, rule.versions):
             return False
-        missing = self._missing
-        return not any(p.regex.pattern in missing for p in rule.with_log) and all(p.regex.pattern in missing for p in rule.unless_log)
+        return all(map(self.has, rule.with_log)) and not any(map(self.has, rule.unless_log))
+
+    def has(self, wanted: Pattern) -> bool:
+        """Whether the log has a pattern that a rule or a remedy of these asks for."""
+        return wanted.regex.pattern not in self._missing
 
 
 def matched(rule: Rule, unit: Unit) -> dict[str, Any] | None:
@@ -98,11 +106,4 @@ def matched(rule: Rule, unit: Unit) -> dict[str, Any] | None:
         if (rule.frames and not any(p.search(frames) for p in rule.frames)) or any(p.search(frames) for p in rule.unless_frames):
             return None
     facts = {**rule.facts, **{k: typed(k, v) for k, v in hit.groupdict().items() if v is not None}}
-    return facts if rule.when is None or _holds(rule.when, facts) else None
-
-
-def _holds(condition: str, facts: dict[str, Any]) -> bool:
-    try:
-        return bool(value_of(condition, facts))
-    except (KeyError, ValueError):
-        return False
+    return facts if rule.when is None or holds(rule.when, facts) else None

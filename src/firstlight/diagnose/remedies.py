@@ -7,20 +7,42 @@ from typing import Any
 
 from firstlight.catalog.rules import RemedyTemplate, Rule
 from firstlight.core.diagnosis import Remedy, Safety
+from firstlight.diagnose.fitting import Scene, adapted, fits
 
 _PLACE = re.compile(r"\{(\w+)\}")
 MOST_UTILIZATION = 0.97
 _CALL = re.compile(r"= ?(\w+)\((.*)\)$")
 
 
-def remedies_of(rule: Rule, facts: Mapping[str, Any]) -> list[Remedy]:
-    """The rule's remedies whose facts are known, in the rule's order; a second way to the same change is left out."""
+def remedies_of(rule: Rule, facts: Mapping[str, Any], scene: Scene | None = None) -> list[Remedy]:
+    """The rule's remedies that help here and whose facts are known, in the rule's order; a second way to the same is left out."""
+    scene = scene or Scene()
     found: list[Remedy] = []
     for template in rule.remedies:
-        remedy = _filled(template, facts)
-        if remedy is not None and not (remedy.change and any(r.change and r.change.keys() == remedy.change.keys() for r in found)):
+        remedy = _filled(template, facts) if fits(template, rule, scene) and _allowed(template, facts) else None
+        remedy = adapted(remedy, template, rule, scene) if remedy is not None else None
+        if remedy is not None and not any(_same(remedy, r) for r in found):
             found.append(remedy)
     return found
+
+
+def _same(a: Remedy, b: Remedy) -> bool:
+    if a.change and b.change:
+        return a.change.keys() == b.change.keys()
+    return a.action is not None and a.action == b.action
+
+
+def _allowed(template: RemedyTemplate, facts: Mapping[str, Any]) -> bool:
+    """Whether the facts allow the remedy."""
+    return not any(facts.get(name) is not None for name in template.lacks) and (template.when is None or holds(template.when, facts))
+
+
+def holds(condition: str, facts: Mapping[str, Any]) -> bool:
+    """Whether a condition on the facts is true; one of which a fact is not known is not."""
+    try:
+        return bool(value_of(condition, facts))
+    except (KeyError, ValueError):
+        return False
 
 
 def _filled(template: RemedyTemplate, facts: Mapping[str, Any]) -> Remedy | None:

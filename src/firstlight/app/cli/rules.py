@@ -17,12 +17,13 @@ def command() -> None:
 def list_rules(files: tuple[Path, ...]) -> int:
     """Prints code, role, engines and title of every rule."""
     from firstlight.app.rule_logs import all_rules
+    from firstlight.catalog.rules import titled
 
     seen: set[str] = set()
     for rule in sorted(all_rules(files), key=lambda r: r.code):
         if rule.code not in seen:
             seen.add(rule.code)
-            click.echo(f"{rule.code:34} {rule.role:12} {'|'.join(rule.engines) or 'any':14} {rule.title}")
+            click.echo(f"{rule.code:34} {rule.role:12} {'|'.join(rule.engines) or 'any':14} {titled(rule.title, {})}")
     return 0
 
 
