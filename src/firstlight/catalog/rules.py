@@ -42,7 +42,8 @@ class RemedyTemplate(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     The others say where it helps, and elsewhere it is left out: engines, platforms (names of signs.toml), phases: one of these; versions:
     of the engine; match: any of, unless: none of, in the message; frames, unless_frames: in its traceback; with_log: all of, unless_log:
     none of, anywhere in the log; when: a condition on the facts; lacks: none of these facts is known. An engine that the log does not
-    tell counts as the rule's own, else as vLLM; a platform that it does not tell as CUDA.
+    tell counts as the rule's own, else as vLLM; a platform that it does not tell as CUDA. otherwise: only where the remedy before it in the
+    rule is left out.
     """
 
     change: dict[str, Any] | None = None
@@ -62,11 +63,13 @@ class RemedyTemplate(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     unless_log: tuple[Pattern, ...] = ()
     when: str | None = None
     lacks: tuple[str, ...] = ()
+    otherwise: bool = False
 
     @property
     def conditions(self) -> str:
         """Where it helps, in words; empty where it has no condition."""
-        found = [*self.engines, *self.platforms, *(f"in {phase}" for phase in self.phases)]
+        found = ["otherwise"] if self.otherwise else []
+        found += [*self.engines, *self.platforms, *(f"in {phase}" for phase in self.phases)]
         found += [f"version {self.versions}"] if self.versions else []
         texts = [(self.match, "where it says"), (self.frames, "raised in"), (self.with_log, "where the log has")]
         texts += [(self.unless, "unless it says"), (self.unless_frames, "unless raised in"), (self.unless_log, "unless the log has")]

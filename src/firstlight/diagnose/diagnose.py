@@ -15,6 +15,7 @@ from firstlight.diagnose.units import Unit, shown, template
 
 _SM = re.compile(r"\b(?:sm_?|SM ?)(\d{2,3})[af]?\b")
 _CAPABILITY = re.compile(r"compute capability (\d{1,2})\.(\d)")
+_WAS_UP = re.compile(r"EngineCore encountered a fatal error|output_handler failed|EngineDeadError: EngineCore encountered")
 _WORD = re.compile(r"[a-z_]{5,}")
 SILENT = frozenset({"cause-not-visible", "process-vanished"})  # said where no error was printed: a warning or a murmur may tell more
 CONTESTED = 0.65  # confidence at most where the place speaks of something else
@@ -170,8 +171,17 @@ def _phase(reader: LogReader, decision: Decision) -> str | None:
     if decision.outcome == "serving-failed":
         return "serving"
     if phase in (None, "spawned") and decision.outcome == "failed":
-        return first.rule.phases[0] if first and first.rule and first.rule.phases else "configuring"
+        phases = first.rule.phases if first is not None and first.rule is not None else ()
+        started = "configuring" if reader.course.starts else None
+        return _phase_beside(reader, decision) or (phases[0] if len(phases) == 1 else started)
     return phase
+
+
+def _phase_beside(reader: LogReader, decision: Decision) -> str | None:
+    """What the other tracebacks and the wrappers tell of the phase; None where that is nothing, as in many a paste."""
+    if reader.refused_request or any(_WAS_UP.search(j.seen.unit.text) for j in decision.judged):
+        return "serving"
+    return next((j.seen.unit.phase for j in decision.judged if j.seen.unit.phase not in (None, "spawned")), None)
 
 
 def _facts(reader: LogReader, decision: Decision, context: Mapping[str, Any]) -> dict[str, Any]:

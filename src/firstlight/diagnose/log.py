@@ -23,9 +23,11 @@ from firstlight.diagnose.noise import (
     is_native,
     is_of_request,
     is_quiet,
+    is_refusal,
     speaks_of_end,
     speaks_of_trouble,
 )
+from firstlight.diagnose.place import phase_of_frames
 from firstlight.diagnose.units import LAST, Collector, Unit, is_repr, level_of, template, typed_message
 from firstlight.engines.lines import Line, parse
 from firstlight.engines.splitting import Splitter
@@ -68,6 +70,7 @@ class LogReader:
         self.troubled = False
         self.loop_broke = False
         self.onward_line = 0
+        self.refused_request = False  # a request was answered with 500
         self.step = 1  # from a line's number to the next one's that holds something
         self._indent: int | None = None
         self._held: list[tuple[int, str]] = []
@@ -136,6 +139,7 @@ class LogReader:
         if line.level == "INFO":
             if is_answer(line):
                 self.course.answer_line = line.number if self.course.answer_line is None else self.course.answer_line
+                self.refused_request = self.refused_request or is_refusal(line)
                 return
             if is_chatter(line) and self.course.phases.get(line.worker) == "serving":
                 return
@@ -205,7 +209,7 @@ class LogReader:
             self.frame_line = None
         if unit.kind == "line" and (self._count_benign(unit.text, unit.line) or self._says_nothing(unit)):
             return
-        unit.phase = self.course.phase_at(unit.line, unit.worker)
+        unit.phase = phase_of_frames(unit.frames) or self.course.phase_at(unit.line, unit.worker)
         key = (template(unit.head), unit.type or "")
         if known := self._index.get(key):
             known.count += 1

@@ -47,6 +47,11 @@ def is_answer(line: Line) -> bool:
     return _ACCESS in line.text and bool(_ANSWERED.search(line.text))
 
 
+def is_refusal(line: Line) -> bool:
+    """Whether an access log's line answers a request of somebody's with 500: the server was up, and its engine failed."""
+    return '"POST ' in line.text and '" 500' in line.text
+
+
 def is_chatter(line: Line) -> bool:
     """Whether an INFO line is what a server says of every request and every ten seconds."""
     return line.source is not None and line.source.startswith(_CHATTER)

@@ -61,6 +61,29 @@ def place_of_frames(frames: Sequence[str]) -> str | None:
     return None
 
 
+_STEPS = (  # functions by which a traceback tells how far its process was: the innermost counts, except that a running loop outweighs them
+    ("distributed-init", re.compile(r", in (?:init_device|init_worker_distributed_environment|init_torch_distributed)$")),
+    ("loading", re.compile(r", in (?:load_model|load_weights)$")),
+    ("profiling", re.compile(r", in (?:profile_run|determine_available_memory|determine_num_available_blocks|profile_cudagraph_memory)$")),
+    ("kv-allocation", re.compile(r", in (?:initialize_from_config|initialize_kv_cache|initialize_cache|init_memory_pool)$")),
+    ("capturing", re.compile(r", in (?:capture_model|init_device_graphs|init_cuda_graphs)$")),
+    ("warming", re.compile(r", in (?:compile_or_warm_up_model|kernel_warmup)$")),
+)
+_RUNNING = re.compile(
+    r", in (?:run_busy_loop|_process_engine_step|step_with_batch_queue|event_loop_\w+|run_engine_loop|engine_step|output_handler)$"
+)
+_STEP = re.compile(r"(?:gpu_worker|worker_base|multiproc_executor)\.py\", line \d+, in execute_model$")
+
+
+def phase_of_frames(frames: Sequence[str]) -> str | None:
+    """How far the process was that a traceback is of: `serving` where its loop ran; None where the frames do not tell."""
+    names = [frame.rstrip() for frame in frames if frame.lstrip().startswith("File ")]
+    if any(_RUNNING.search(name) for name in names):
+        return "serving"
+    step = next((phase for name in reversed(names) for phase, function in _STEPS if function.search(name)), None)
+    return step or ("serving" if any(_STEP.search(name) for name in names) else None)
+
+
 _OWN_TYPES = frozenset(
     {
         "AssertionError",

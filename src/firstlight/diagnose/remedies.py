@@ -11,6 +11,7 @@ from firstlight.diagnose.fitting import Scene, adapted, fits
 
 _PLACE = re.compile(r"\{(\w+)\}")
 MOST_UTILIZATION = 0.97
+SHOWN_TEXT = 280  # characters of a message that people are shown in any case
 _CALL = re.compile(r"= ?(\w+)\((.*)\)$")
 
 
@@ -18,12 +19,22 @@ def remedies_of(rule: Rule, facts: Mapping[str, Any], scene: Scene | None = None
     """The rule's remedies that help here and whose facts are known, in the rule's order; a second way to the same is left out."""
     scene = scene or Scene()
     found: list[Remedy] = []
+    given = False
     for template in rule.remedies:
-        remedy = _filled(template, facts) if fits(template, rule, scene) and _allowed(template, facts) else None
-        remedy = adapted(remedy, template, rule, scene) if remedy is not None else None
+        if template.otherwise and given:
+            continue
+        remedy = _helping(template, rule, facts, scene)
+        given = remedy is not None
         if remedy is not None and not any(_same(remedy, r) for r in found):
             found.append(remedy)
     return found
+
+
+def _helping(template: RemedyTemplate, rule: Rule, facts: Mapping[str, Any], scene: Scene) -> Remedy | None:
+    """The remedy where it helps; what only says the message again, which is shown whole, does not."""
+    remedy = _filled(template, facts) if fits(template, rule, scene) and _allowed(template, facts) else None
+    remedy = adapted(remedy, template, rule, scene) if remedy is not None else None
+    return None if remedy is not None and remedy.action and remedy.action in " ".join(scene.text.split())[:SHOWN_TEXT] else remedy
 
 
 def _same(a: Remedy, b: Remedy) -> bool:
@@ -151,6 +162,14 @@ def utilization_with(utilization: float, left: float, total: float) -> float:
     return value
 
 
+def utilization_for(utilization: float, needed: float, available: float, total: float) -> float:
+    """The utilization, in whole percent, that adds the GiB that the KV cache lacks."""
+    value = math.ceil((utilization + (needed - available) / total) * 100) / 100
+    if needed <= available or value > MOST_UTILIZATION:
+        raise ValueError("no utilization does it")
+    return value
+
+
 def utilization_by_graphs(utilization: float, left: float, graphs: float, equivalent: float) -> float:
     """The same; the GPU's size is what makes `graphs` GiB of CUDA graphs the difference to the equivalent utilization without them."""
     return utilization_with(utilization, left, graphs / (utilization - equivalent))
@@ -205,6 +224,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
         less_by,
         more_by,
         utilization_with,
+        utilization_for,
         utilization_by_graphs,
         utilization_raised,
         divisor_below,

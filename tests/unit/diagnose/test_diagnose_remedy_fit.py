@@ -124,3 +124,15 @@ def test_the_tables_hold_together() -> None:
         assert flags is not None
         assert {*flags.values} <= flags.own.keys()
     assert flags_of("vllm") is None
+
+
+def test_otherwise_stands_in_for_the_remedy_before_it() -> None:
+    both = "action = 'count {count}'\n[[rule.remedy]]\naction = 'no count'\notherwise = true"
+    assert given(both, FAILED) == ["count 7"]
+    assert given(both, b"RuntimeError: thing broke\n") == ["no count"]
+
+
+def test_a_remedy_that_only_repeats_the_message_is_none() -> None:
+    assert given("action = 'thing broke'", FAILED) == []
+    far = b"RuntimeError: " + b"word " * 80 + b"the thing broke in 7\n"
+    assert given("action = 'thing broke'", far) == ["thing broke"], "what is not shown with the evidence is told"

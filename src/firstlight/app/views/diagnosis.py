@@ -6,11 +6,13 @@ from typing import Any
 import click
 
 from firstlight.app.output import glyphs
+from firstlight.catalog.signs import Flags, flags_of
 from firstlight.core.diagnosis import Cause, Diagnosis, Evidence, Remedy, Safety
 
 _OUTCOMES = {"ready": ("ok", "green"), "failed": ("fail", "red"), "serving-failed": ("fail", "red"), "incomplete": ("note", "yellow")}
 _SAFETY = {Safety.SAFE: "safe", Safety.ASK: "asks first", Safety.NEVER: "by hand"}
 _WIDTH = 150
+_CAUSE_WIDTH = 300
 
 
 def print_diagnosis(found: Diagnosis) -> None:
@@ -21,35 +23,37 @@ def print_diagnosis(found: Diagnosis) -> None:
     if found.cause:
         click.secho(f"  {found.cause.code}: {found.cause.title}", bold=True)
         click.echo(f"  confidence {found.cause.confidence * 100:.0f} %")
-        _evidence(found.cause.evidence)
+        _evidence(found.cause.evidence, _CAUSE_WIDTH)
     if found.unknown and (found.unknown.first_exception or found.unknown.template):
         click.echo(f"  first exception: {_short(found.unknown.first_exception or 'none was printed')}")
         click.echo(f"  as a template:   {_short(found.unknown.template or '')}")
         if found.unknown.near:
             click.echo(f"  perhaps near:    {', '.join(found.unknown.near)}")
-    _remedies(found.remedies, marks.arrow)
+    _remedies(found.remedies, marks.arrow, found.facts.get("engine"))
     _contributing(found.contributing)
     if found.benign:
         click.echo(f"  harmless: {', '.join(f'{b.code} {b.count}x' for b in found.benign)}")
 
 
-def _evidence(items: list[Evidence]) -> None:
-    for item in items:
+def _evidence(items: list[Evidence], width: int = _WIDTH) -> None:
+    """Of the first item, the cause's own words, more is shown than of the other ranks' copies."""
+    for i, item in enumerate(items):
         worker = f" [{item.worker}]" if item.worker else ""
-        click.echo(f"    line {item.line}{worker}: {_short(item.text)}")
+        click.echo(f"    line {item.line}{worker}: {_short(item.text, width if i == 0 else _WIDTH)}")
 
 
-def _remedies(remedies: list[Remedy], arrow: str) -> None:
+def _remedies(remedies: list[Remedy], arrow: str, engine: str | None) -> None:
     for remedy in remedies:
-        click.echo(f"  {arrow} {_what(remedy)}  ({_SAFETY[remedy.safety]})")
+        click.echo(f"  {arrow} {_what(remedy, flags_of(engine))}  ({_SAFETY[remedy.safety]})")
         if remedy.because:
             click.echo(f"      because {remedy.because}")
 
 
-def _what(remedy: Remedy) -> str:
+def _what(remedy: Remedy, flags: Flags | None) -> str:
+    """As the log's engine names it."""
     if not remedy.change:
         return remedy.action or ""
-    return " ".join(setting(name, value) for name, value in remedy.change.items())
+    return " ".join(setting((flags.name_of(name) if flags else None) or name, value) for name, value in remedy.change.items())
 
 
 def setting(name: str, value: Any) -> str:
@@ -70,6 +74,6 @@ def _contributing(causes: list[Cause]) -> None:
         click.echo(f"  also seen: {cause.code}{first}: {cause.title}")
 
 
-def _short(text: str) -> str:
+def _short(text: str, width: int = _WIDTH) -> str:
     line = " ".join(text.split())
-    return line if len(line) <= _WIDTH else line[: _WIDTH - 3] + "..."
+    return line if len(line) <= width else line[: width - 3] + "..."

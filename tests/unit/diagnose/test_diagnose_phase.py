@@ -1,0 +1,49 @@
+"""Where it happened: by the frames, by what the wrappers say; nothing where nothing tells."""
+
+import pytest
+
+from firstlight.diagnose.diagnose import diagnose
+from firstlight.diagnose.place import phase_of_frames
+
+CORE = '  File "/x/vllm/v1/engine/core.py", line 10, in {}\n    f()\n'
+ERROR = "KeyError: 'a'\n"
+
+
+def traced(*functions: str) -> bytes:
+    return ("Traceback (most recent call last):\n" + "".join(CORE.format(f) for f in functions) + ERROR).encode()
+
+
+@pytest.mark.parametrize(
+    ("functions", "phase"),
+    [
+        (("run_engine_core", "__init__", "init_device"), "distributed-init"),
+        (("run_engine_core", "__init__", "load_model", "load_weights"), "loading"),
+        (("_initialize_kv_caches", "determine_available_memory", "profile_run", "_dummy_run"), "profiling"),
+        (("_initialize_kv_caches", "initialize_from_config", "compile_or_warm_up_model", "capture_model", "_dummy_run"), "capturing"),
+        (("_initialize_kv_caches", "initialize_from_config", "allocate"), "kv-allocation"),
+        (("run_engine_core", "run_busy_loop", "_process_engine_step", "execute_model", "load_weights"), "serving"),
+        (("run_scheduler_process", "event_loop_overlap", "process"), "serving"),
+    ],
+)
+def test_frames_tell_the_phase(functions: tuple[str, ...], phase: str) -> None:
+    assert diagnose(traced(*functions)).phase == phase
+
+
+def test_frames_without_a_step_tell_nothing() -> None:
+    assert phase_of_frames(['File "/x/y.py", line 1, in forward']) is None
+    assert phase_of_frames(["profile_run in a message"]) is None
+    assert diagnose(traced("forward")).phase is None
+
+
+def test_wrappers_and_refused_requests_tell_that_it_was_up() -> None:
+    wrapped = traced("forward") + b"ERROR 11-30 10:00:00 [async_llm.py:708] AsyncLLM output_handler failed.\n"
+    assert diagnose(wrapped).phase == "serving"
+    refused = b'(APIServer pid=1) INFO:     127.0.0.1:5 - "POST /v1/completions HTTP/1.1" 500 Internal Server Error\n'
+    assert diagnose(b"(EngineCore pid=2) ERROR 11-30 10:00:00 [core.py:1] KeyError: 'a'\n" + refused).phase == "serving"
+
+
+def test_a_server_that_its_shell_saw_killed_was_not_fine_in_the_end() -> None:
+    up = b"(APIServer pid=124) INFO:     Application startup complete.\n"
+    killed = b"./serve.sh: line 193: 124 Killed                  vllm serve m --dtype auto --max-model-len 512 --port 80\n"
+    assert diagnose(up + killed).outcome == "serving-failed"
+    assert diagnose(up + b"./serve.sh: done\n").outcome == "ready"
