@@ -86,7 +86,8 @@ def beside_vllm(args: argparse.Namespace) -> list[dict[str, Any]]:
     tools = [("firstlight", ours), ("vllm bench serve", theirs)]
     with served(args) as endpoint:
         rows += beside_itself(args, endpoint) if args.looks else []
-        print(f"firstlight bench --tool vllm: {by_command(args, endpoint).headline}", flush=True)
+        if not args.endpoint:
+            print(f"firstlight bench --tool vllm: {by_command(args, endpoint).headline}", flush=True)
         for round_ in range(args.rounds):
             for level in args.users:
                 with alone(args.lock):

@@ -86,7 +86,7 @@ def main() -> None:
 
     began, reference = time.time(), given.work / "reference.json"
     given.work.mkdir(parents=True, exist_ok=True)
-    done = up(given, "healthy")
+    done = up(given, "healthy", "--skip", "bench")
     keep("up", rc=done.returncode, seconds=round(time.time() - began, 1), said=done.stderr.splitlines()[-12:], used_mib=gpu_used_mib())
     keep("verify full", **checks(asked("verify", "healthy", "--profile", "full", "--concurrency", "16")))
     keep("save reference", **checks(asked("verify", "healthy", "--checks", "contract", "--save-reference", str(reference))))
