@@ -16,6 +16,7 @@ _ROLE_ORDER = {"cause": 0, "consequence": 1, "symptom": 2, "hint": 3, "wrapper":
 _LOUD = frozenset({None, "ERROR", "CRITICAL"})
 _ENDED_BY = re.compile(r"(?:\S+: line \d+: +\d+ )?(?:Killed|Terminated|Aborted|Segmentation fault|Bus error)\b.*")
 NEXT_TO = 3  # lines
+_ENDS = frozenset({"process-crashed", "process-killed"})
 _FOR_ANYTHING = frozenset(  # exceptions whose messages do not say what they are about
     {"JSONDecodeError", "UnicodeDecodeError", "FileNotFoundError", "NotADirectoryError", "EOFError", "TimeoutError", "ConnectionError"}
     | {"ConnectionRefusedError", "ConnectionResetError", "BrokenPipeError", "StopIteration"}
@@ -59,7 +60,7 @@ def judge(reader: LogReader) -> list[Judged]:
 def _judged(seen: Seen, reader: LogReader) -> Judged:
     match = _best(seen, reader)
     role = match.rule.role if match else "unknown"
-    return Judged(seen=seen, match=match, role=role, handled=_handled(seen, reader))
+    return Judged(seen=seen, match=match, role=role, handled=_handled(seen, match, reader))
 
 
 def _best(seen: Seen, reader: LogReader) -> Match | None:
@@ -72,11 +73,15 @@ def _narrowness(rule: Rule) -> int:
     return sum(map(bool, (rule.frames, rule.places, rule.with_log, rule.unless, rule.unless_log, rule.only_phases, rule.versions)))
 
 
-def _handled(seen: Seen, reader: LogReader) -> bool:
-    """Whether the start went on: the same process reached a later phase, or the engine as a whole did."""
+def _handled(seen: Seen, match: Match | None, reader: LogReader) -> bool:
+    """Whether the start went on: the same process reached a later phase, or the engine as a whole did. Of a process that is said to
+    have crashed only a server that got ready went on: the lines behind it, where none is named, are of others.
+    """
     unit = seen.unit
     if reader.course.ready_line and unit.line < reader.course.ready_line:
         return True
+    if match is not None and match.rule.code in _ENDS and unit.kind == "line" and unit.worker is None:
+        return False
     for line, phase, worker in reader.course.moves:
         if line > unit.last_line and phase not in ENDED and (worker == unit.worker or RANK[phase] >= RANK["kv-allocation"]):
             return True
@@ -256,15 +261,22 @@ def _placed(judged: list[Judged]) -> Judged | None:
 
 
 def _deeper(best: Judged, roots: list[Judged], near: int) -> Judged:
-    """Where only another failure may show: a cause of a worker or the engine core, or of the lines next to it, that stands for itself."""
-    own = [j for j in roots if j.role == "cause" and j.rule and not j.rule.yields and _near(j, best, near)]
+    """Where only another failure may show: a cause of a worker or the engine core, or of the lines next to it, that stands for itself;
+    where that was a kind only, also one next to it whose message a rule knows.
+    """
+    causes = [j for j in roots if j.role == "cause" and j.rule]
+    own = [j for j in causes if j.rule and not j.rule.yields and _near(j, best, near)] or [j for j in causes if _next_to(j, best, near)]
     return min(own, key=lambda j: j.line, default=best)
 
 
 def _near(j: Judged, best: Judged, near: int) -> bool:
+    return level_of(j.seen.unit.worker) < 2 or _next_to(j, best, near)
+
+
+def _next_to(j: Judged, best: Judged, near: int) -> bool:
+    """Whether a message that a rule knows stands right behind one of which only the kind is known."""
     weak = best.rule is not None and j.rule is not None and best.rule.priority < 0 <= j.rule.priority
-    next_to = weak and j.seen.unit.worker == best.seen.unit.worker and 0 <= j.line - best.line <= near
-    return level_of(j.seen.unit.worker) < 2 or next_to
+    return weak and j.seen.unit.worker == best.seen.unit.worker and 0 <= j.line - best.line <= near
 
 
 def _noted(judged: list[Judged], first: Judged | None) -> list[Judged]:
