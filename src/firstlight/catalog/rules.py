@@ -128,6 +128,7 @@ _KEYS = {*Rule.__struct_fields__, "remedy"} - {"remedies"}
 
 
 MOST_LITERALS = 12
+_TIMES = re.compile(r"\{\d*,?\d*\}")
 
 
 def literals_of(pattern: str) -> tuple[str, ...]:
@@ -166,7 +167,7 @@ def _of_branch(pattern: str) -> tuple[str, ...]:
         if c == "\\" and not pattern[i + 1].isalnum():
             run, i = run + pattern[i + 1], end
             continue
-        if c not in "\\([*?{+.^$":
+        if c not in "\\([*?{+.^$" or (c == "{" and not _TIMES.match(pattern, i)):
             run, i = run + c, end
             continue
         runs.append((run[:-1] if c in "*?{" else run,))

@@ -5,6 +5,8 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from msgspec import structs
+
 from firstlight.catalog.rules import RemedyTemplate, Rule
 from firstlight.core.diagnosis import Remedy, Safety
 from firstlight.diagnose.fitting import Scene, adapted, fits
@@ -31,10 +33,15 @@ def remedies_of(rule: Rule, facts: Mapping[str, Any], scene: Scene | None = None
 
 
 def _helping(template: RemedyTemplate, rule: Rule, facts: Mapping[str, Any], scene: Scene) -> Remedy | None:
-    """The remedy where it helps; what only says the message again, which is shown whole, does not."""
+    """The remedy where it helps; what only says the message again, which is shown whole, is neither a remedy nor a reason."""
     remedy = _filled(template, facts) if fits(template, rule, scene) and _allowed(template, facts) else None
     remedy = adapted(remedy, template, rule, scene) if remedy is not None else None
-    return None if remedy is not None and remedy.action and remedy.action in " ".join(scene.text.split())[:SHOWN_TEXT] else remedy
+    if remedy is None or remedy.action is None:
+        return remedy
+    said = " ".join(scene.text.split())[:SHOWN_TEXT]
+    if " ".join(remedy.action.split()) in said:
+        return None
+    return structs.replace(remedy, because="") if remedy.because and " ".join(remedy.because.split())[:SHOWN_TEXT] in said else remedy
 
 
 def _same(a: Remedy, b: Remedy) -> bool:

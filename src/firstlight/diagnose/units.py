@@ -13,6 +13,7 @@ STREAMS_KEPT = 2048
 _SIDE = "\0beside"
 LAST = 1000  # in a chain: behind everything that was raised
 MESSAGE_LINES = 40
+HEAD_SHOWN = 200
 MESSAGE_CHARS = 8000
 
 _EXCEPTION = re.compile(
@@ -28,6 +29,7 @@ _FRAME = re.compile(r'\s{0,8}File "[^"]+", line \d+(?:, in \S|,$|$)')
 _FIELD = re.compile(  # indented, and no traceback's code: `Reason:       OOMKilled` of a description, a record of llama.cpp
     r"[A-Z][A-Za-z ]{1,30}: {2,}\S|\d+\.\d\d\.\d{3}\.\d{3} [A-Z] |(?:ggml|llama|gguf|clip|common)_\w+: "
 )
+_CANN_REASON = re.compile(r"\b(?P<code>E[A-Z]\d{4})\)?: (?:\[PID: \d+\] \S+ )?(?P<why>(?!Inner|\[)[^\n]{8,300})")
 _PROMPT = re.compile(r"(?:\([\w.-]+\) )?\S{0,60}[$#>%]\s*$|```|Process \S+:$")  # what ends a traceback that a paste cuts
 _OTHERS = ("Process ", "[rank", "INFO:", "ERROR:", "nanobind:", "warnings.warn(", "```")  # lines that are no more of a message
 _WARNED = re.compile(r"\S+:\d+: \w*Warning: ")
@@ -381,11 +383,15 @@ _MASKS = (
 
 
 def shown(unit: Unit) -> str:
-    """What a person is shown of it: the message; where there is none, or the log is cut before it, with the source line that raised it."""
+    """What a person is shown of it: the message; where there is none, or the log is cut before it, with the source line that raised it;
+    of CANN's long ones the first line and the one that names the reason.
+    """
     source = next((f.strip() for f in reversed(unit.frames) if f.strip(" ^~") and not _FRAME.match(f)), "")
     if unit.torn:
         where = next((f.strip() for f in reversed(unit.frames) if _FRAME.match(f)), "")
         return f"{where}: {source}" if source else where or unit.text
+    if (reason := _CANN_REASON.search(unit.text)) and reason.start() > HEAD_SHOWN:
+        return f"{unit.head[:HEAD_SHOWN]} … {reason['code']}: {reason['why']}"
     return f"{unit.text} by {source}" if source and _BARE.fullmatch(unit.text.strip()) else unit.text
 
 

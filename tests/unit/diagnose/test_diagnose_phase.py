@@ -47,3 +47,34 @@ def test_a_server_that_its_shell_saw_killed_was_not_fine_in_the_end() -> None:
     killed = b"./serve.sh: line 193: 124 Killed                  vllm serve m --dtype auto --max-model-len 512 --port 80\n"
     assert diagnose(up + killed).outcome == "serving-failed"
     assert diagnose(up + b"./serve.sh: done\n").outcome == "ready"
+
+
+def test_a_crash_is_not_handled_by_the_lines_of_others() -> None:
+    log = (
+        b"INFO 11-30 10:00:31 [gpu_model_runner.py:1521] Model loading took 14.9 GiB and 2.6 seconds\n"
+        b"[node-7:4535:0:4588] Caught signal 11 (Segmentation fault: address not mapped to object at address 0x7f00)\n"
+        b"INFO 11-30 10:00:32 [kv_cache_utils.py:637] GPU KV cache size: 442,160 tokens\n"
+        b"ERROR 11-30 10:00:32 [core.py:489] EngineCore failed to start.\n"
+    )
+    cause = diagnose(log).cause
+    assert cause is not None
+    assert cause.code == "process-crashed"
+
+
+def test_a_known_message_right_behind_a_kind_is_the_cause() -> None:
+    log = b"node-1:7:16 [0] [FATAL ERROR]: HIP failure: 'invalid argument'\nRuntimeError: NCCL error: unhandled cuda error\n"
+    cause = diagnose(log).cause
+    assert cause is not None
+    assert cause.code == "nccl-unhandled-cuda-error"
+
+
+def test_of_a_long_npu_message_the_reason_is_shown() -> None:
+    log = (
+        b"RuntimeError: addmm:torch_npu.dir/depend.ts:112 NPU function error: call aclnnAddmm failed, error code is 161002\n"
+        b"[ERROR] 2025-12-23-12:56:15 (PID:17, Device:0, RankID:-1) ERR00100 PTA call acl api failed.\n"
+        b"[PID: 17] 2025-12-23-12:56:15.164.100 AclNN_Parameter_Error(EZ1001): The k-axis of the two inputs are different.\n"
+    )
+    cause = diagnose(log).cause
+    assert cause is not None
+    assert "161002" in cause.evidence[0].text
+    assert cause.evidence[0].text.endswith("EZ1001: The k-axis of the two inputs are different.")

@@ -136,3 +136,8 @@ def test_a_remedy_that_only_repeats_the_message_is_none() -> None:
     assert given("action = 'thing broke'", FAILED) == []
     far = b"RuntimeError: " + b"word " * 80 + b"the thing broke in 7\n"
     assert given("action = 'thing broke'", far) == ["thing broke"], "what is not shown with the evidence is told"
+
+
+def test_a_reason_that_only_repeats_the_message_is_none() -> None:
+    rules = read_rules(RULE + "action = 'a'\nbecause = 'thing broke'", "own.toml")
+    assert diagnose(FAILED, rules=rules).remedies[0].because == ""
