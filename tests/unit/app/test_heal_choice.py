@@ -185,7 +185,7 @@ def test_a_diagnosis_of_our_own_run_is_told_the_gpus_size() -> None:
 PHASES = {
     "oom-weight-load": set(),
     "oom-profile-run": {"max_num_batched_tokens", "max_num_seqs"},
-    "oom-kv-allocation": {"gpu_memory_utilization"},
+    "oom-kv-allocation": {"gpu_memory_utilization", "max_num_batched_tokens"},  # the latter where its size is still being measured
     "oom-cudagraph-capture": {"gpu_memory_utilization", "max_num_seqs"},
     "oom-sampler-warmup": {"max_num_seqs", "gpu_memory_utilization"},
     "oom-warmup": {"gpu_memory_utilization"},
