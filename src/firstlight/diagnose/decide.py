@@ -15,6 +15,9 @@ from firstlight.diagnose.units import Unit, essence, level_of
 _ROLE_ORDER = {"cause": 0, "consequence": 1, "symptom": 2, "hint": 3, "wrapper": 4}
 _LOUD = frozenset({None, "ERROR", "CRITICAL"})
 _ENDED_BY = re.compile(r"(?:\S+: line \d+: +\d+ )?(?:Killed|Terminated|Aborted|Segmentation fault|Bus error)\b.*")
+_ABORTED = re.compile(
+    r"GGML_ASSERT\(|\bGGML_ABORT\b|\.(?:m|mm|c|cc|cpp|cu|cuh|h):\d+: (?:fatal error|GGML_ASSERT)|^terminate called|\(core dumped\)"
+)
 NEXT_TO = 3  # lines
 _ENDS = frozenset({"process-crashed", "process-killed"})
 _FOR_ANYTHING = frozenset(  # exceptions whose messages do not say what they are about
@@ -120,16 +123,19 @@ def _deadly(j: Judged, reader: LogReader) -> bool:
         return (
             j.rule.fatal
             and loud
-            and (reader.course.ready_line is None or level_of(unit.worker) < 2 or bool(reader.course.died) or _ends(j))
+            and (reader.course.ready_line is None or level_of(unit.worker) < 2 or bool(reader.course.died) or _ends(j, reader))
         )
     if unit.kind != "exception" or unit.logged not in _LOUD or (_in_thread(unit) and not reader.course.died):
         return False
     return reader.course.ready_line is None or (level_of(unit.worker) < 2 and bool(_deaths_after(reader, reader.course.ready_line)))
 
 
-def _ends(j: Judged) -> bool:
-    """Whether this is said of a server that ended: by its front end, or by the shell that had started it."""
-    return j.role == "wrapper" or _of_shell(j)
+def _ends(j: Judged, reader: LogReader) -> bool:
+    """Whether this is said of a server that ended: by its front end, by the shell that had started it, or, where the engine is one
+    process, by what that prints as it aborts.
+    """
+    aborted = reader.engine == "llamacpp" and j.seen.unit.worker is None and bool(_ABORTED.search(j.seen.unit.text))
+    return j.role == "wrapper" or aborted or _of_shell(j)
 
 
 def _survived(deadly: list[Judged], judged: list[Judged], reader: LogReader) -> bool:

@@ -78,3 +78,17 @@ def test_of_a_long_npu_message_the_reason_is_shown() -> None:
     assert cause is not None
     assert "161002" in cause.evidence[0].text
     assert cause.evidence[0].text.endswith("EZ1001: The k-axis of the two inputs are different.")
+
+
+@pytest.mark.parametrize(
+    "last",
+    [
+        "/src/ggml/src/ggml-cuda/mmq.cu:88: GGML_ASSERT(n > 0) failed",
+        "terminate called after throwing an instance of 'std::bad_function_call'",
+    ],
+)
+def test_llama_cpp_that_aborts_is_not_ready(last: str) -> None:
+    up = "llama_model_loader: loaded meta data with 3 pairs\nmain: server is listening on http://127.0.0.1:80 - starting the main loop\n"
+    found = diagnose((up + last + "\n").encode())
+    assert found.outcome == "serving-failed"
+    assert diagnose(up.encode()).outcome == "ready"
