@@ -13,6 +13,7 @@ from firstlight.diagnose.fitting import Scene, adapted, fits
 
 _PLACE = re.compile(r"\{(\w+)\}")
 MOST_UTILIZATION = 0.97
+SAME_TEXT = 100  # characters by which a reason is known to be the message
 SHOWN_TEXT = 280  # characters of a message that people are shown in any case
 _CALL = re.compile(r"= ?(\w+)\((.*)\)$")
 
@@ -41,7 +42,7 @@ def _helping(template: RemedyTemplate, rule: Rule, facts: Mapping[str, Any], sce
     said = " ".join(scene.text.split())[:SHOWN_TEXT]
     if " ".join(remedy.action.split()) in said:
         return None
-    return structs.replace(remedy, because="") if remedy.because and " ".join(remedy.because.split())[:SHOWN_TEXT] in said else remedy
+    return structs.replace(remedy, because="") if remedy.because and " ".join(remedy.because.split())[:SAME_TEXT] in said else remedy
 
 
 def _same(a: Remedy, b: Remedy) -> bool:

@@ -32,7 +32,7 @@ _FIELD = re.compile(  # indented, and no traceback's code: `Reason:       OOMKil
 _CANN_REASON = re.compile(r"\b(?P<code>E[A-Z]\d{4})\)?: (?:\[PID: \d+\] \S+ )?(?P<why>(?!Inner|\[)[^\n]{8,300})")
 _PROMPT = re.compile(r"(?:\([\w.-]+\) )?\S{0,60}[$#>%]\s*$|```|Process \S+:$")  # what ends a traceback that a paste cuts
 _OTHERS = ("Process ", "[rank", "INFO:", "ERROR:", "nanobind:", "warnings.warn(", "```")  # lines that are no more of a message
-_WARNED = re.compile(r"\S+:\d+: \w*Warning: ")
+_WARNED = re.compile(r"\S+:\d+: \w*Warning: |\[[WEIF]\d{3,4} \d\d:\d\d:")
 _QUOTED = re.compile(
     r"(?:[Ww]orker |RPC |)[Ff]ailed with error (?:%s[^'\"]*['\"], )?['\"](?P<message>.+?)['\"]?(?:, please check the stack trace|$)",
     re.DOTALL,
