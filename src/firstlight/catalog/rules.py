@@ -16,11 +16,28 @@ from firstlight.core.errors import InputError
 ROLES = ("cause", "consequence", "wrapper", "symptom", "hint", "benign", "exit")
 
 
+class Block:
+    """A piece of a log, and which texts were found in it already: several gates ask for the same ones."""
+
+    __slots__ = ("_found", "data")
+
+    def __init__(self, data: bytes) -> None:
+        self.data = data
+        self._found: dict[bytes, bool] = {}
+
+    def has(self, text: bytes) -> bool:
+        found = self._found.get(text)
+        if found is None:
+            found = self._found[text] = text in self.data
+        return found
+
+
 class Pattern(Struct, frozen=True, kw_only=True):
-    """regex with texts of which every match contains one (none: there are no such texts)."""
+    """regex with texts of which every match contains one (none: there are no such texts); encoded: the same as bytes."""
 
     regex: re.Pattern[str]
     literals: tuple[str, ...]
+    encoded: tuple[bytes, ...]
 
     def search(self, text: str) -> "re.Match[str] | None":
         for literal in self.literals:
@@ -31,8 +48,8 @@ class Pattern(Struct, frozen=True, kw_only=True):
                 return None
         return self.regex.search(text)
 
-    def may_match_in(self, block: bytes) -> bool:
-        return not self.literals or any(literal.encode() in block for literal in self.literals)
+    def may_match_in(self, block: Block) -> bool:
+        return not self.encoded or any(map(block.has, self.encoded))
 
 
 class RemedyTemplate(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -208,7 +225,8 @@ def _closing(pattern: str, start: int) -> int:
 
 
 def pattern(text: str) -> Pattern:
-    return Pattern(regex=re.compile(text, re.DOTALL), literals=literals_of(text))
+    literals = literals_of(text)
+    return Pattern(regex=re.compile(text, re.DOTALL), literals=literals, encoded=tuple(literal.encode() for literal in literals))
 
 
 def read_rules(text: str, origin: str) -> list[Rule]:
@@ -302,16 +320,16 @@ class Gate:
     def __init__(self, rules: Iterable[Rule]) -> None:
         self._all = [(p, r) for r in rules for p in r.match]
         self._open = self._all
-        self._block: bytes | None = None
+        self._block: Block | None = None
 
-    def look(self, block: bytes) -> None:
+    def look(self, block: Block | bytes) -> None:
         """What the next lines are of; it is looked through when the first of them asks."""
-        self._block = block
+        self._block = block if isinstance(block, Block) else Block(block)
 
-    def _looked(self, block: bytes) -> None:
+    def _looked(self, block: Block) -> None:
         """Keeps the patterns of which a literal is in the block; escapes and JSON may hide one, so that there all are kept."""
         self._block = None
-        if b"\x1b" in block or block[:1] == b"{" or b"\n{" in block:
+        if block.has(b"\x1b") or block.data[:1] == b"{" or block.has(b"\n{"):
             self._open = self._all
         else:
             self._open = [(p, r) for p, r in self._all if p.may_match_in(block)]

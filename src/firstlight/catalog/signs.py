@@ -66,15 +66,29 @@ def platform_named(name: str | None) -> Sign | None:
     return next((p for p in signs().platform if p.name == name), None)
 
 
+LOOKED = 2 << 20  # bytes at the beginning of a log; what comes later is looked at only where something went wrong
+
+
 class Spotter:
     """Finds the engine and the platform of a log while its blocks pass; what is found first by name stays."""
 
     def __init__(self) -> None:
         self._engine, self._platform = _Kind(signs().engine), _Kind(signs().platform)
+        self._looked = 0
 
     def look(self, block: bytes) -> None:
-        self._engine.look(block)
-        self._platform.look(block)
+        """At a block, if it is of the log's beginning."""
+        if self._looked < LOOKED:
+            self._looked += len(block)
+            self.look_at(block)
+
+    def look_at(self, text: bytes) -> None:
+        self._engine.look(text)
+        self._platform.look(text)
+
+    @property
+    def is_past_beginning(self) -> bool:
+        return self._looked >= LOOKED
 
     @property
     def engine(self) -> str | None:

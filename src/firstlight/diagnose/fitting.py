@@ -54,7 +54,8 @@ def _none(patterns: tuple[Pattern, ...], text: str) -> bool:
 
 def adapted(remedy: Remedy, template: RemedyTemplate, rule: Rule, scene: Scene) -> Remedy | None:
     """The remedy in the words of the log's engine and platform; None where it means nothing there, even if its rule forgot to say so."""
-    engine = None if scene.engine in (*rule.engines, *template.engines) else scene.engine
+    own = scene.engine in template.engines or rule.engines == (scene.engine,)
+    engine = None if own else scene.engine
     if remedy.change is not None:
         change = _change_in(remedy.change, engine)
         return structs.replace(remedy, change=change) if change and _belongs(" ".join(change), scene) else None

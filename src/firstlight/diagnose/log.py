@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 
 from msgspec import Struct
 
-from firstlight.catalog.rules import Gate, Rule, builtin_rules
+from firstlight.catalog.rules import Block, Gate, Rule, builtin_rules
 from firstlight.core.diagnosis import Benign
 from firstlight.diagnose.course import ENDED, WORKERS_KEPT, Course
 from firstlight.diagnose.fitting import Scene
@@ -115,7 +115,7 @@ class LogReader:
                 self.course.ready_line, seen.unit.phase = None, "api-start"
 
     def _pieces(self, pieces: list[tuple[int, str]], *, last: bool = False) -> None:
-        block = self._splitter.block if not self._held else b"\n".join(raw.encode() for _, raw in [*self._held, *pieces])
+        block = Block(self._splitter.block if not self._held else b"\n".join(raw.encode() for _, raw in [*self._held, *pieces]))
         for gate in (self._benign, self._informing, self._on_plain):
             gate.look(block)
         self.matcher.look(block)

@@ -6,7 +6,7 @@ from typing import Any
 from msgspec import Struct, structs
 
 from firstlight.catalog.milestones import Field, typed
-from firstlight.catalog.rules import Pattern, Rule, version_within
+from firstlight.catalog.rules import Block, Pattern, Rule, version_within
 from firstlight.catalog.signs import Spotter
 from firstlight.catalog.texts import place_of_text
 from firstlight.diagnose.noise import QUIET, speaks_of_trouble
@@ -33,18 +33,22 @@ class Matcher:
         wanted += [p for r in self.rules for remedy in r.remedies for p in (*remedy.with_log, *remedy.unless_log)]
         self._missing = {p.regex.pattern: p for p in wanted}
 
-    def look(self, block: bytes) -> None:
+    def look(self, block: Block) -> None:
         """Which texts that a rule wants (or wants not) anywhere in the log are there, and what it is of: looked for in whole blocks."""
-        self.spotter.look(block)
+        self.spotter.look(block.data)
         likely = [p for p in self._missing.values() if p.may_match_in(block)]
         if likely:
-            text = block.decode("utf-8", "replace")
+            text = block.data.decode("utf-8", "replace")
             for p in likely:
                 if p.regex.search(text):
                     del self._missing[p.regex.pattern]
 
     def find_place(self, unit: Unit, engine: str | None) -> None:
-        """Where the exception was raised: by its frames, else by its message, which is looked up in the engine's texts a few times only."""
+        """What a unit behind the log's beginning is of; and where its exception was raised: by its frames, else by its message, which is
+        looked up in the engine's texts a few times only.
+        """
+        if self.spotter.is_past_beginning:
+            self.spotter.look_at("\n".join([unit.text, *unit.frames]).encode())
         if unit.kind != "exception":
             return
         unit.place = (

@@ -141,3 +141,14 @@ def test_a_remedy_that_only_repeats_the_message_is_none() -> None:
 def test_a_reason_that_only_repeats_the_message_is_none() -> None:
     rules = read_rules(RULE + "action = 'a'\nbecause = 'thing broke'", "own.toml")
     assert diagnose(FAILED, rules=rules).remedies[0].because == ""
+
+
+def test_the_platform_is_told_by_a_late_failure_too() -> None:
+    line = b"INFO 11-30 10:00:00 [core.py:1] all is well and nothing happens here, which takes its time\n"
+    assert diagnose(iter([line * 24000, line * 4000, b"RuntimeError: HIP error: invalid argument\n"])).facts["platform"] == "rocm"
+
+
+def test_a_rule_of_two_engines_speaks_vllms_words() -> None:
+    rules = read_rules(RULE.replace("phases", "engines = ['vllm', 'sglang']\nphases") + "action = 'set --compilation-config'", "own.toml")
+    assert diagnose(VLLM + FAILED, rules=rules).remedies
+    assert not diagnose(SGLANG + FAILED, rules=rules).remedies
