@@ -81,14 +81,15 @@ def _said_in(text: str, engine: str | None, scene: Scene) -> str | None:
 
 
 def _belongs(words: str, scene: Scene) -> bool:
-    """Whether every word that belongs to some platforms or engines only does so to this log's, or another one of the words does."""
+    """Whether no word belongs to other engines only, and none to other platforms only; of several, one that is at home here is enough."""
     rows = [row for row in signs().belongs if any(text in words for text in row.texts)]
-    here = [_within(scene.platform, row.platforms) and _within(scene.engine, row.engines) for row in rows]
-    return any(here) or not rows
+    platforms = [_within(scene.platform, row.platforms) for row in rows if row.platforms]
+    engines = [_within(scene.engine, row.engines) for row in rows if row.engines]
+    return (any(platforms) or not platforms) and (any(engines) or not engines)
 
 
 def _within(name: str | None, names: tuple[str, ...]) -> bool:
-    return name is None or not names or name in names
+    return name is None or name in names
 
 
 def _change_in(change: dict[str, Any], engine: str | None) -> dict[str, Any] | None:
