@@ -74,9 +74,7 @@ def test_another_engine_gets_its_own_flags_or_nothing() -> None:
     assert given("action = 'set --compilation-config'\nengines = ['sglang']", SGLANG + FAILED) == ["set --compilation-config"]
     assert given("action = 'choose another --port (inside: VLLM_PORT)'", LLAMA + FAILED) == ["choose another --port"]
     assert given("action = 'try --attention-backend FLASHINFER'", SGLANG + FAILED) == []
-    assert given("action = 'set VLLM_LOGGING_LEVEL and NCCL_DEBUG'", SGLANG + FAILED) == [], (
-        "a platform's word is no excuse for an engine's"
-    )
+    assert given("action = 'set VLLM_LOGGING_LEVEL and NCCL_DEBUG'", SGLANG + FAILED) == [], "a platform's word does not excuse it"
 
 
 def test_another_platform_gets_its_own_tool_or_nothing() -> None:
