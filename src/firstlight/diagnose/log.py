@@ -26,6 +26,7 @@ from firstlight.diagnose.noise import (
     is_refusal,
     speaks_of_end,
     speaks_of_trouble,
+    without_chatter,
 )
 from firstlight.diagnose.place import phase_of_frames
 from firstlight.diagnose.units import LAST, Collector, Unit, is_repr, level_of, template, typed_message
@@ -115,7 +116,8 @@ class LogReader:
                 self.course.ready_line, seen.unit.phase = None, "api-start"
 
     def _pieces(self, pieces: list[tuple[int, str]], *, last: bool = False) -> None:
-        block = Block(self._splitter.block if not self._held else b"\n".join(raw.encode() for _, raw in [*self._held, *pieces]))
+        held = self._splitter.block if not self._held else b"\n".join(raw.encode() for _, raw in [*self._held, *pieces])
+        block = Block(without_chatter(held))
         for gate in (self._benign, self._informing, self._on_plain):
             gate.look(block)
         self.matcher.look(block)

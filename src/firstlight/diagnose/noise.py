@@ -30,6 +30,9 @@ _OF_REQUESTS = re.compile(
 _MILD = ("Ignored ", "Ignoring ", "Skipping ", "Warning: ", "warning: ")  # what an unprefixed line says of itself
 _CODE = re.compile(r'\s*(?:File "|raise\b|return\b|self\.|[\^~]+\s*$|[\w.]+ = |[\w.]+\()')
 _ACCESS = " HTTP/1."
+_WELL = b'" 200 OK'
+_SPEEDS = b" throughput: "
+MOST_CHATTER = 40  # lines of a block from which on it is worth to leave them out
 _CHATTER = ("loggers.py:", "logger.py:", "metrics.py:", "async_llm.py:")  # what a server says of every request and every ten seconds
 _ANSWERED = re.compile(r'"(?:GET|POST) /\S* HTTP/1\.\d" \d{3}')
 _ONWARD = re.compile(r"\b100 ?%|\b(?:[Ss]kipping|[Rr]etrying|[Ff]alling back|[Dd]ownload(?:ed| complete))\b")
@@ -55,6 +58,13 @@ def is_refusal(line: Line) -> bool:
 def is_chatter(line: Line) -> bool:
     """Whether an INFO line is what a server says of every request and every ten seconds."""
     return line.source is not None and line.source.startswith(_CHATTER)
+
+
+def without_chatter(block: bytes) -> bytes:
+    """A block without the lines that a server prints every few seconds and for every request that went well: no rule asks for them."""
+    if block.count(_SPEEDS) + block.count(_WELL) < MOST_CHATTER:
+        return block
+    return b"\n".join(line for line in block.split(b"\n") if not (_WELL in line or (_SPEEDS in line and b"INFO" in line)))
 
 
 def is_frame(text: str) -> bool:

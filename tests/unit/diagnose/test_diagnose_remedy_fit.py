@@ -7,6 +7,7 @@ from firstlight.catalog.rules import Rule, read_rules, titled
 from firstlight.catalog.signs import flags_of, signs
 from firstlight.core.errors import InputError
 from firstlight.diagnose.diagnose import diagnose
+from firstlight.diagnose.noise import without_chatter
 
 RULE = """
 [[rule]]
@@ -153,3 +154,12 @@ def test_a_rule_of_two_engines_speaks_vllms_words() -> None:
     rules = read_rules(RULE.replace("phases", "engines = ['vllm', 'sglang']\nphases") + "action = 'set --compilation-config'", "own.toml")
     assert diagnose(VLLM + FAILED, rules=rules).remedies
     assert not diagnose(SGLANG + FAILED, rules=rules).remedies
+
+
+def test_everyday_lines_are_left_out_of_the_look_ahead_and_nothing_else() -> None:
+    speed = b"(APIServer pid=1) INFO 11-30 10:00:00 [loggers.py:257] Engine 000: Avg prompt throughput: 12.3 tokens/s\n"
+    well = b'(APIServer pid=1) INFO:     127.0.0.1:5 - "POST /v1/completions HTTP/1.1" 200 OK\n'
+    told = b"(EngineCore pid=7) WARNING 11-30 10:00:00 [core.py:1] throughput: the words of some rule\n"
+    assert without_chatter(speed * 30 + told + well * 30) == told
+    assert without_chatter(speed * 3 + told) == speed * 3 + told
+    assert given("action = 'a'\nwith_log = ['the words of some rule']", speed * 200 + told + FAILED) == ["a"]
