@@ -74,11 +74,42 @@ def worker_log(weights: float, peak: float, non_torch: float, graphs: float, kv:
 
 
 def test_the_rehearsal_keeps_every_flag_but_loader_and_port() -> None:
-    spec = rehearsal_spec(SPEC, port=9000, version="0.25.1")
+    spec = rehearsal_spec(SPEC, port=9000, version="0.32.0")
     assert spec.argv == ["py", "-m", "vllm", "serve", "/m", "--max-model-len", "4096", "--load-format", "dummy", "--port", "9000"]
-    assert spec.env["VLLM_LOGGING_LEVEL"] == "DEBUG"
-    assert "VLLM_LOGGING_LEVEL" not in rehearsal_spec(SPEC, port=9000, version="0.32.0").env
+    assert "VLLM_LOGGING_LEVEL" not in spec.env
     assert (spec.model_path, spec.port) == ("/m", 9000)
+
+
+KEPT_OFF = '{"inductor_compile_config": {"size_asserts": false, "alignment_asserts": false, "scalar_asserts": false}}'
+
+
+@pytest.mark.parametrize(
+    ("flags", "version", "torch", "overrides", "level", "config"),
+    [
+        ([], "0.25.1", "2.11.0+cu130", None, "DEBUG", KEPT_OFF),
+        ([], "0.25.1", None, None, "DEBUG", KEPT_OFF),
+        ([], "0.25.1", "2.12.0", None, "DEBUG", None),
+        ([], "0.18.1", "2.10.0", None, "DEBUG", None),
+        (["--enforce-eager"], "0.25.1", "2.11.0", None, "DEBUG", None),
+        ([], "0.25.1", "2.11.0", {"num_hidden_layers": 3}, "DEBUG", None),
+        (["-cc.mode", "3"], "0.25.1", "2.11.0", None, None, None),
+        (["--compilation_config={}"], "0.25.1", "2.11.0", None, None, None),
+        ([], "0.26.0", "2.11.0", None, None, None),
+    ],
+)
+def test_what_the_rehearsal_compiles_is_what_the_launch_will_look_for(
+    flags: list[str], version: str, torch: str | None, overrides: dict[str, Any] | None, level: str | None, config: str | None
+) -> None:
+    mine = LaunchSpec(engine="vllm", argv=[*ARGV, *flags], port=8000)
+    spec = rehearsal_spec(mine, port=1, version=version, torch=torch, overrides=overrides)
+    assert spec.env.get("VLLM_LOGGING_LEVEL") == level
+    assert (spec.argv[spec.argv.index("--compilation-config") + 1] if "--compilation-config" in spec.argv else None) == config
+
+
+def test_a_level_that_the_user_set_stays() -> None:
+    spec = rehearsal_spec(LaunchSpec(engine="vllm", argv=ARGV, port=8000, env={"VLLM_LOGGING_LEVEL": "INFO"}), port=1, version="0.25.1")
+    assert spec.env == {"VLLM_LOGGING_LEVEL": "INFO"}
+    assert "--compilation-config" not in spec.argv
 
 
 def test_overrides_are_merged_into_the_users_own() -> None:

@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -15,6 +15,8 @@ from firstlight.engines.lines import parse
 from firstlight.engines.splitting import Splitter
 
 NESTED = ("text_config", "llm_config", "language_config", "thinker_config", "language_model", "llm", "text_model")
+LEVEL = "VLLM_LOGGING_LEVEL"
+ASSERTS = ("size_asserts", "alignment_asserts", "scalar_asserts")
 _WEIGHTS = re.compile(r"Model loading took ([\d.]+) (?:GiB|GB)(?: memory)? and")
 _GRAPHS = re.compile(r"Graph capturing finished in \d+ secs?, took (-?[\d.]+) GiB")
 _KV_BYTES = re.compile(r"(?:Available KV cache memory: (-?[\d.]+) GiB|Initial free memory:? [\d.]+ GiB[,;] reserved ([\d.]+) GiB)")
@@ -45,19 +47,37 @@ class Figures(Struct, frozen=True, kw_only=True):
     num_gpu_blocks: int | None = None
 
 
-def rehearsal_spec(spec: LaunchSpec, *, port: int, version: str | None, overrides: Mapping[str, Any] | None = None) -> LaunchSpec:
-    """The launch as it will be, with dummy weights on another port. overrides: merged into the user's own `--hf-overrides`.
-
-    Releases before 0.26 print where the memory goes only at the level DEBUG.
+def rehearsal_spec(
+    spec: LaunchSpec, *, port: int, version: str | None, torch: str | None = None, overrides: Mapping[str, Any] | None = None
+) -> LaunchSpec:
+    """The launch as it will be, with dummy weights on another port. overrides: merged into the user's own `--hf-overrides`. version, torch:
+    the engine's and its PyTorch's release.
     """
     argv = _without(list(spec.argv), "--load-format")
     if overrides:
         own = json.loads(option_value(argv, "--hf-overrides") or "{}")
         argv = [*_without(argv, "--hf-overrides"), "--hf-overrides", json.dumps(merged(own, overrides))]
-    env = dict(spec.env)
-    if _older(version, (0, 26)):
-        env.setdefault("VLLM_LOGGING_LEVEL", "DEBUG")
-    return on_port(msgspec.structs.replace(spec, argv=[*argv, "--load-format", "dummy"], env=env), port)
+    more, env = _telling(argv, spec.env, version, torch, full=not overrides)
+    return on_port(msgspec.structs.replace(spec, argv=[*argv, *more, "--load-format", "dummy"], env={**spec.env, **env}), port)
+
+
+def _telling(
+    argv: Sequence[str], env: Mapping[str, str], version: str | None, torch: str | None, *, full: bool
+) -> tuple[list[str], dict[str, str]]:
+    """Flags and variables that make the engine say where its memory goes: before 0.26 it does so at the level DEBUG only.
+
+    From 0.19, on a PyTorch before 2.12, DEBUG also turns on Inductor's assertions, and what was compiled with them is of no use to the
+    launch: they are kept off by name. A launch with a compilation config of its own is rehearsed without the text: its compile cache is
+    worth more.
+    """
+    if not _older(version, (0, 26)) or LEVEL in env:
+        return [], {}
+    compiled = full and not any(word.replace("_", "-") in ("--enforce-eager", "--enforce-eager=true") for word in argv)
+    if not compiled or _older(version, (0, 19)) or (torch is not None and not _older(torch, (2, 12))):
+        return [], {LEVEL: "DEBUG"}
+    if any(word.replace("_", "-").startswith(("--compilation-config", "-cc", "-O")) for word in argv):
+        return [], {}
+    return ["--compilation-config", json.dumps({"inductor_compile_config": dict.fromkeys(ASSERTS, False)})], {LEVEL: "DEBUG"}
 
 
 def on_port(spec: LaunchSpec, port: int) -> LaunchSpec:
