@@ -22,8 +22,12 @@ ROUND = 512  # bytes: what CUDA's caching allocator rounds a request to
 
 def storages(tensors: list[Any]) -> dict[int, tuple[int, str]]:
     """Address of each CUDA storage -> (bytes as allocated, one tensor's shape and dtype)."""
+    from torch._subclasses import FakeTensor
+
     found: dict[int, tuple[int, str]] = {}
     for tensor in tensors:
+        if isinstance(tensor, FakeTensor):
+            continue  # what the compiler traced with: it has no memory
         storage = tensor.untyped_storage()
         if tensor.is_cuda and storage.nbytes():
             size = -(-storage.nbytes() // ROUND) * ROUND
