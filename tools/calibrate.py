@@ -1,7 +1,7 @@
 """How often a cause was right at first sight, by what it was said with: the table "What a confidence means" of docs/diagnose.md.
 
     python tools/calibrate.py [--sets NAME…]   the table, from bench/results/first_runs.tsv; of these sets only
-    python tools/calibrate.py --rows FOLDER…   reads the rows anew: each folder has a `score-first.md` and the `commit.txt` it was made with
+    python tools/calibrate.py --rows FOLDER…   reads these sets: each folder has a `score-first.md` and a `commit.txt` (its rules)
 
 A row is one failure of a set that nobody had seen: set, code and confidence that were said, the class of the rule that said it, and the
 verdict (right, general: a code that is true and says less, wrong). Rows without a cause are not there. The class is read from the rules as
@@ -89,7 +89,7 @@ def table(found: Sequence[Row]) -> str:
         of = [r for r in found if band(r.confidence) == low]
         if of:
             lines.append(_line(f"{low:.2f} to {high:.2f}" if low else "below 0.50", of))
-    return "\n".join([*lines, *(_line(c, [r for r in found if r.rule_class == c]) for c in CLASSES), _line("all", found)])
+    return "\n".join([*lines, *(_line(c, of) for c in CLASSES if (of := [r for r in found if r.rule_class == c])), _line("all", found)])
 
 
 def _line(name: str, of: Sequence[Row]) -> str:
@@ -107,6 +107,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     if options.rows:
         found = read(options.rows)
+        found = [*(r for r in rows() if r.set not in {new.set for new in found}), *found]
         lines = [
             "set\tcode\tconfidence\tclass\tverdict",
             *(f"{r.set}\t{r.code}\t{r.confidence}\t{r.rule_class}\t{r.verdict}" for r in found),
