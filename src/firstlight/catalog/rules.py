@@ -107,6 +107,7 @@ class Rule(Struct, frozen=True, kw_only=True):
     nowhere else. info: lines below ERROR count as well.
     fatal: the condition ends the start or the server. yields: often only where another process's failure shows, so that a cause which
     does not yield is preferred even when it was printed later. unready: it shows that an earlier `ready` was not true.
+    stands: of a consequence: where nothing before it is in the text, it is what can be said.
     priority: the higher wins where several match one message. title may hold facts: `{name}`, or `{name|text where it is not known}`.
     """
 
@@ -130,6 +131,7 @@ class Rule(Struct, frozen=True, kw_only=True):
     fatal: bool = True
     yields: bool = False
     unready: bool = False
+    stands: bool = False
     confidence: float = 0.9
     priority: int = 0
     facts: dict[str, Any] = {}

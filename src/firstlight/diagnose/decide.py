@@ -9,6 +9,7 @@ from firstlight.catalog.rules import Rule
 from firstlight.diagnose.course import ENDED
 from firstlight.diagnose.log import ALIVE_LINES, VAGUE, LogReader, Seen
 from firstlight.diagnose.matching import Match
+from firstlight.diagnose.messages import says_ended
 from firstlight.diagnose.noise import is_of_request
 from firstlight.diagnose.units import Unit, essence, level_of
 
@@ -19,6 +20,9 @@ _ABORTED = re.compile(
     r"GGML_ASSERT\(|\bGGML_ABORT\b|\.(?:m|mm|c|cc|cpp|cu|cuh|h):\d+: (?:fatal error|GGML_ASSERT)|^terminate called|\(core dumped\)"
 )
 NEXT_TO = 3  # lines
+CONTESTED = 0.65  # confidence at most where the place speaks of something else
+SURE = 0.7  # confidence from which on a verdict is not called a guess
+EXPLAINING = 0.85  # confidence from which on a message proves its title
 _ENDS = frozenset({"process-crashed", "process-killed"})
 _FOR_ANYTHING = frozenset(  # exceptions whose messages do not say what they are about
     {"JSONDecodeError", "UnicodeDecodeError", "FileNotFoundError", "NotADirectoryError", "EOFError", "TimeoutError", "ConnectionError"}
@@ -46,7 +50,8 @@ class Judged(Struct, frozen=True, kw_only=True):
 
 class Decision(Struct, frozen=True, kw_only=True):
     """first: what the failure is put down to (None: nothing in the text); others: what else was seen, in printed order; hint: a warning
-    that explains a failure of which nothing else tells; judged: all that was seen.
+    that explains a failure of which nothing else tells; consequence: the first one of something that is not in the text; judged:
+    all that was seen.
     """
 
     outcome: str
@@ -54,6 +59,7 @@ class Decision(Struct, frozen=True, kw_only=True):
     others: list[Judged]
     judged: list[Judged]
     hint: Judged | None = None
+    consequence: Judged | None = None
 
 
 def judge(reader: LogReader) -> list[Judged]:
@@ -83,6 +89,8 @@ def _handled(seen: Seen, match: Match | None, reader: LogReader) -> bool:
     unit = seen.unit
     if reader.course.ready_line and unit.line < reader.course.ready_line:
         return True
+    if says_ended(unit.text):
+        return False
     if match is not None and match.rule.code in _ENDS and unit.kind == "line" and unit.worker is None:
         return False
     for line, phase, worker in reader.course.moves:
@@ -105,7 +113,10 @@ def decide(reader: LogReader, exit_status: int | None) -> Decision:
         waiting = _waiting(reader, live) if outcome == "incomplete" else None
         return Decision(outcome=outcome, first=waiting, others=_noted(judged, None), judged=judged)
     first = _first(deadly, reader)
-    return Decision(outcome=outcome, first=first, others=_noted(judged, first), judged=judged, hint=_hint(judged, reader))
+    hint, consequence = _hint(judged, reader), _consequence(live)
+    return Decision(
+        outcome=outcome, first=first, others=_noted(judged, first), judged=judged, hint=hint, consequence=None if first else consequence
+    )
 
 
 def _before_stop(j: Judged, reader: LogReader) -> bool:
@@ -199,8 +210,9 @@ def _torn(reader: LogReader) -> bool:
 
 
 def _waiting(reader: LogReader, live: list[Judged]) -> Judged | None:
-    """An unfinished log that ends in waiting: the symptom, where there is one that says enough."""
-    return next((j for j in live if j.role == "symptom" and j.rule is not None and j.rule.confidence >= 0.5), None)
+    """An unfinished log that ends in waiting: the symptom, where there is one that says enough; or in a warning that explains an end."""
+    wait = next((j for j in live if j.role == "symptom" and j.rule is not None and j.rule.confidence >= 0.5), None)
+    return wait or next((j for j in live if j.role == "hint" and reader.lines - j.seen.until <= NEXT_TO), None)
 
 
 def _first(deadly: list[Judged], reader: LogReader) -> Judged | None:
@@ -252,8 +264,34 @@ def _of_shell(j: Judged) -> bool:
 
 
 def _hint(judged: list[Judged], reader: LogReader) -> Judged | None:
-    """Of an engine that failed without a word: a warning that explains it."""
-    return None if reader.course.ready_line is not None and not reader.course.died else next((j for j in judged if j.role == "hint"), None)
+    """Of an engine that failed without a word: a warning that explains it, or an error that it seemed to go on after."""
+    if reader.course.ready_line is not None and not reader.course.died:
+        return None
+    return max((j for j in judged if j.role == "hint" or (passed_over(j) and _explains(j))), key=said_with, default=None)
+
+
+def said_with(j: Judged) -> float:
+    """The confidence with which its rule may be said here: contested, or of something that the start went on after, it is less."""
+    confidence = j.rule.confidence if j.rule else 0.0
+    confidence = min(confidence, CONTESTED) if is_contested(j) else confidence
+    return min(confidence, SURE) if passed_over(j) else confidence
+
+
+def passed_over(j: Judged) -> bool:
+    """Whether the start went on after what a rule knows as a cause: it may be why it failed in the end, where nothing else is."""
+    return j.handled and j.role == "cause"
+
+
+def _explains(j: Judged) -> bool:
+    """Whether such a line says by itself what is wrong: its message proves it."""
+    rule = j.rule
+    own = rule is not None and rule.fatal and not rule.yields and rule.priority >= 0 and rule.confidence >= EXPLAINING
+    return own and j.seen.unit.kind == "line" and not is_of_request(j.seen.unit.source)
+
+
+def _consequence(live: list[Judged]) -> Judged | None:
+    """The earliest sign of something that is not in the text: a peer that is gone, a call that was not answered."""
+    return next((j for j in live if j.role == "consequence"), None)
 
 
 def _known(j: Judged) -> bool:

@@ -4,9 +4,11 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from msgspec import structs
+
 from firstlight.catalog.rules import Rule, titled, version_within
 from firstlight.core.diagnosis import Cause, Diagnosis, Evidence, Remedy, Safety, Unknown
-from firstlight.diagnose.decide import Decision, Judged, decide, is_contested
+from firstlight.diagnose.decide import SURE, Decision, Judged, decide, said_with
 from firstlight.diagnose.exits import by_exit, first_error, last_error
 from firstlight.diagnose.likeness import near_by_words, told
 from firstlight.diagnose.log import VAGUE, LogReader, read
@@ -18,8 +20,7 @@ _CAPABILITY = re.compile(r"compute capability (\d{1,2})\.(\d)")
 _WAS_UP = re.compile(r"EngineCore encountered a fatal error|output_handler failed|EngineDeadError: EngineCore encountered")
 _WORD = re.compile(r"[a-z_]{5,}")
 SILENT = frozenset({"cause-not-visible", "process-vanished"})  # said where no error was printed: a warning or a murmur may tell more
-CONTESTED = 0.65  # confidence at most where the place speaks of something else
-SURE = 0.7  # confidence from which on a verdict is not called a guess
+HIDDEN = SILENT | {"workerproc-load-failed-unknown"}  # where a warning that explains it tells more
 NEAR_KEPT = 3
 _EVIDENCE_KEPT = 6
 _CONTRIBUTING_KEPT = 8
@@ -57,7 +58,7 @@ def diagnose(
         cause=cause,
         contributing=_contributing(decision, cause),
         remedies=remedies,
-        benign=reader.benign_list(),
+        benign=reader.benign_list(without=[e.line for e in cause.evidence] if cause else []),
         facts=facts,
         unknown=unknown,
     )
@@ -66,33 +67,47 @@ def diagnose(
 def _cause(
     reader: LogReader, decision: Decision, exit_status: int | None, facts: dict[str, Any], context: Mapping[str, Any]
 ) -> tuple[Cause | None, list[Remedy], Unknown | None]:
-    first = decision.first
+    first, phase = decision.first, _phase(reader, decision)
     if first is not None and first.rule is not None:
-        cause, remedies, _ = _named(first, first.rule, facts, reader)
+        cause, remedies, _ = _named(first, first.rule, facts, reader, phase)
         return cause, remedies, _unknown(first.seen.unit, reader.rules) if first.rule.priority <= VAGUE else None
     if first is not None:
         return None, [_report()], _unknown(first.seen.unit, reader.rules, near_by_words(told(decision, reader), reader))
     if decision.outcome not in ("failed", "serving-failed"):
         return None, [], _candidate(reader) if decision.outcome == "incomplete" else None
     cause, remedies = by_exit(reader, exit_status, facts, context)
-    if cause.code not in SILENT:
-        return cause, remedies, None
     hint = decision.hint.rule if decision.hint is not None else None
     error = first_error(reader)
-    if decision.hint is not None and hint is not None and (error is None or hint.confidence >= SURE):
-        return _named(decision.hint, hint, facts, reader)
+    if decision.hint is not None and hint is not None and cause.code in HIDDEN and (error is None or hint.confidence >= SURE):
+        return _named(decision.hint, hint, facts, reader, phase)
+    if cause.code not in SILENT:
+        return cause, remedies, None
+    consequence = decision.consequence
+    if consequence is not None and consequence.rule is not None and (error is None or error.line > consequence.line):
+        if consequence.rule.stands:
+            return _named(consequence, consequence.rule, facts, reader, phase)
+        return _only_consequence(cause, consequence), remedies, None
     units = told(decision, reader)
     if error is not None:
         return None, [_report()], _unknown(error, reader.rules, near_by_words(units, reader))
+    if not units and reader.spared:
+        return cause, remedies, _unknown(reader.spared[-1], reader.rules)
     if not units:
         return cause, remedies, _last_words(reader)
     return cause, remedies, _unknown(units[0], reader.rules, near_by_words(units, reader))
 
 
-def _named(judged: Judged, rule: Rule, facts: dict[str, Any], reader: LogReader) -> tuple[Cause, list[Remedy], None]:
+def _named(judged: Judged, rule: Rule, facts: dict[str, Any], reader: LogReader, phase: str | None) -> tuple[Cause, list[Remedy], None]:
     facts.update(judged.match.facts if judged.match else {})
     facts.update(_generation(judged.seen.unit.text))
-    return _as_cause(judged), remedies_of(rule, facts, reader.scene(judged.seen.unit)), None
+    return _as_cause(judged), remedies_of(rule, facts, structs.replace(reader.scene(judged.seen.unit), phase=phase)), None
+
+
+def _only_consequence(cause: Cause, consequence: Judged) -> Cause:
+    """Said of a consequence that is all there is: what it says, and that its reason is not in the text."""
+    seen = _as_cause(consequence)
+    others = [e for e in cause.evidence if e.line != consequence.line]
+    return structs.replace(cause, title=f"{seen.title}; why is not in the log", evidence=[*seen.evidence[:1], *others])
 
 
 def _generation(text: str) -> dict[str, int]:
@@ -108,9 +123,8 @@ def _as_cause(judged: Judged) -> Cause:
     rule = judged.rule
     assert rule is not None
     units = [judged.seen.unit, *judged.seen.others]
-    confidence = min(rule.confidence, CONTESTED) if is_contested(judged) else rule.confidence
     title = titled(rule.title, judged.match.facts if judged.match else {})
-    return Cause(code=rule.code, title=title, confidence=confidence, evidence=[_evidence(u) for u in units[:_EVIDENCE_KEPT]])
+    return Cause(code=rule.code, title=title, confidence=said_with(judged), evidence=[_evidence(u) for u in units[:_EVIDENCE_KEPT]])
 
 
 def _evidence(unit: Unit) -> Evidence:
@@ -168,7 +182,8 @@ def _last_words(reader: LogReader) -> Unknown | None:
 def _phase(reader: LogReader, decision: Decision) -> str | None:
     first = decision.first
     phase = first.seen.unit.phase if first is not None else reader.course.phase
-    if decision.outcome == "serving-failed":
+    at_work = reader.work_line is not None and first is not None and first.line > reader.work_line
+    if decision.outcome == "serving-failed" or (at_work and decision.outcome == "failed"):
         return "serving"
     if phase in (None, "spawned") and decision.outcome == "failed":
         phases = first.rule.phases if first is not None and first.rule is not None else ()

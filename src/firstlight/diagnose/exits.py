@@ -7,6 +7,7 @@ from typing import Any
 from firstlight.catalog.rules import Rule, rule_of, titled
 from firstlight.core.diagnosis import Cause, Evidence, Remedy
 from firstlight.diagnose.log import LogReader
+from firstlight.diagnose.noise import speaks_of_error
 from firstlight.diagnose.remedies import remedies_of
 from firstlight.diagnose.units import Unit, level_of
 
@@ -15,7 +16,6 @@ _CRASHES = frozenset({4, 6, 7, 8, 11})
 _PROVEN = 0.95
 _FAILED_PROCS = re.compile(r"Failed core proc\(s\): \{(?P<procs>[^}]*)\}")
 _CODE = re.compile(r": (-?\d+)")
-_ERROR = re.compile(r"(?i)\b(?:errors?|fatal|failed|failure|aborted|cannot|could not|unable to|not found|unsupported)\b|\*\*\*")
 LAST_LINES = 5
 _KERNEL = re.compile(r"ut of memory|oom-kill", re.IGNORECASE)
 
@@ -70,7 +70,7 @@ def first_error(reader: LogReader) -> Unit | None:
 
 def last_error(reader: LogReader) -> Unit | None:
     """The first error of those that stand among the last lines of the log, logged as one or in words that only errors have."""
-    units = [s.unit for s in reader.seen if not s.matches] + [u for u in reader.murmurs if _ERROR.search(u.text)]
+    units = [s.unit for s in reader.seen if not s.matches] + [u for u in reader.murmurs if speaks_of_error(u.text)]
     ending = [u for u in units if reader.last_lines and u.last_line >= reader.last_lines[-LAST_LINES:][0][0]]
     return min(ending, key=lambda u: u.line, default=None)
 

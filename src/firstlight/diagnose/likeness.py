@@ -8,6 +8,7 @@ from msgspec import structs
 from firstlight.catalog.words import load_words
 from firstlight.diagnose.decide import NEXT_TO, Decision
 from firstlight.diagnose.log import LogReader
+from firstlight.diagnose.noise import speaks_of_error
 from firstlight.diagnose.place import only_hands_on
 from firstlight.diagnose.units import Unit, essence
 
@@ -44,8 +45,8 @@ def told(decision: Decision, reader: LogReader) -> list[Unit]:
     """What tells of the failure: the first exception, its chain and the lines next to it; without one, the first lines of trouble."""
     first = decision.first
     if first is None:
-        units = [j.seen.unit for j in decision.judged if j.role in _TOLD and not j.handled]
-        return (_telling(units) or _telling(reader.murmurs))[:_MOST]
+        units = [j.seen.unit for j in decision.judged if j.role in _TOLD and not j.handled and (j.rule is None or j.rule.fatal)]
+        return (_telling(units) or _telling([u for u in reader.murmurs if speaks_of_error(u.text)]))[:_MOST]
     chain = first.seen.unit.chain
     near = [
         j

@@ -10,12 +10,14 @@ from firstlight.core.diagnosis import Benign
 from firstlight.diagnose.course import ENDED, WORKERS_KEPT, Course
 from firstlight.diagnose.fitting import Scene
 from firstlight.diagnose.matching import Match, Matcher
+from firstlight.diagnose.messages import joined, says_ended
 from firstlight.diagnose.noise import (
     LOUD,
     ROUTINE,
     common_indent,
     goes_onward,
     is_answer,
+    is_at_work,
     is_broken,
     is_chatter,
     is_double_spaced,
@@ -35,6 +37,7 @@ from firstlight.engines.splitting import Splitter
 
 UNITS_KEPT = 400
 LINES_KEPT = 20
+SPARED_KEPT = 3
 VAGUE = -15  # rules of this priority and below name no part of the engine: of a cut traceback they say nothing
 FIRST_LINES = 200  # by which a common indentation is found
 ALIVE_LINES = 3  # routine lines of a process behind its error, from which on it is taken to have gone on
@@ -43,12 +46,13 @@ _CORE_LOOP = re.compile(r'/v1/engine/core\.py", line \d+, in (?:run_engine_core|
 
 
 class Seen(Struct, kw_only=True):
-    """A unit with its matches, the same message of other ranks merged into it. count: how often it was printed."""
+    """A unit with its matches, the same message of other ranks merged into it. count: how often it was printed, until: where last."""
 
     unit: Unit
     matches: list[Match]
     count: int = 1
     others: list[Unit] = []
+    until: int = 0
 
 
 class LogReader:
@@ -67,10 +71,12 @@ class LogReader:
         self.frame_texts: list[str] = []
         self.last_lines: list[tuple[int, str, str | None]] = []
         self.benign: dict[str, tuple[int, list[int]]] = {}
+        self.spared: list[Unit] = []
         self.alive: dict[str | None, list[int]] = {}
         self.troubled = False
         self.loop_broke = False
         self.onward_line = 0
+        self.work_line: int | None = None  # where llama.cpp first works on a request
         self.refused_request = False  # a request was answered with 500
         self.step = 1  # from a line's number to the next one's that holds something
         self._indent: int | None = None
@@ -93,6 +99,10 @@ class LogReader:
             self._said.kind = "line"
         self._answers_are_ready()
         self._take_back_ready()
+        for unit in self.spared:
+            hints = [m for m in self.matcher.matches(unit, self.course.engine) if m.rule.role == "hint"]
+            if hints:
+                self.seen.append(Seen(unit=unit, matches=hints, until=unit.line))
 
     def _answers_are_ready(self) -> None:
         """An access log: who answers requests is up, also where the paste begins later than `ready`; not where its engine had died.
@@ -145,6 +155,8 @@ class LogReader:
                 return
             if is_chatter(line) and self.course.phases.get(line.worker) == "serving":
                 return
+        if self.work_line is None and is_at_work(line):
+            self.work_line = line.number
         if self.troubled and line.level in ROUTINE:
             self._note_life(line)
         if self._milestone(line) or is_quiet(line):
@@ -186,7 +198,7 @@ class LogReader:
     def _start(self) -> None:
         again = self.course.has_ended or any(s.unit.kind == "exception" for s in self.seen)
         if again:
-            self.seen, self._index, self.murmurs, self.frame_line = [], {}, [], None
+            self.seen, self._index, self.murmurs, self.spared, self.frame_line = [], {}, [], [], None
         self.course.begin(again=again)
 
     def _quiet(self, line: Line) -> None:
@@ -209,12 +221,13 @@ class LogReader:
     def _unit(self, unit: Unit) -> None:
         if unit.kind == "exception" and not unit.torn and self.frame_line is not None and unit.last_line >= self.frame_line:
             self.frame_line = None
-        if unit.kind == "line" and (self._count_benign(unit.text, unit.line) or self._says_nothing(unit)):
+        unit.text = joined(unit.text)
+        if unit.kind == "line" and (self._spares(unit) or self._says_nothing(unit)):
             return
         unit.phase = phase_of_frames(unit.frames) or self.course.phase_at(unit.line, unit.worker)
         key = (template(unit.head), unit.type or "")
         if known := self._index.get(key):
-            known.count += 1
+            known.count, known.until = known.count + 1, unit.last_line
             if unit.worker != known.unit.worker and len(known.others) < 128:
                 unit.frames = []
                 known.others.append(unit)
@@ -222,6 +235,8 @@ class LogReader:
         self._type_what_v0_said(unit)
         self.matcher.find_place(unit, self.course.engine)
         self._note_loop_end(unit)
+        if says_ended(unit.text):
+            self.course.note_death(unit.line, unit.worker, unit.head, {})
         matches = self.matcher.matches(unit, self.course.engine)
         if unit.torn:
             matches = [m for m in matches if m.rule.priority > VAGUE]
@@ -232,8 +247,17 @@ class LogReader:
                 self.murmurs.append(unit)
             return
         if len(self.seen) < UNITS_KEPT or (matches and len(self.seen) < 2 * UNITS_KEPT):
-            self._index[key] = seen = Seen(unit=unit, matches=matches, others=[])
+            self._index[key] = seen = Seen(unit=unit, matches=matches, others=[], until=unit.last_line)
             self.seen.append(seen)
+
+    def _spares(self, unit: Unit) -> bool:
+        """Whether a line is harmless mostly; the last that were logged as errors are kept: one may be all that tells of a failure."""
+        if not self._count_benign(unit.text, unit.line):
+            return False
+        if unit.logged in LOUD:
+            unit.phase = self.course.phase_at(unit.line, unit.worker)
+            self.spared = [*self.spared[-(SPARED_KEPT - 1) :], unit]
+        return True
 
     def _says_nothing(self, unit: Unit) -> bool:
         """Most lines that no logger printed: no word of trouble, nothing that a rule looks for."""
@@ -287,8 +311,14 @@ class LogReader:
             has=self.matcher.has,
         )
 
-    def benign_list(self) -> list[Benign]:
-        return [Benign(code=code, count=count, lines=lines) for code, (count, lines) in sorted(self.benign.items())]
+    def benign_list(self, without: Sequence[int] = ()) -> list[Benign]:
+        """What was harmless; without: lines that turned out to be evidence."""
+        found = []
+        for code, (count, lines) in sorted(self.benign.items()):
+            kept = [line for line in lines if line not in without]
+            if left := count - len(lines) + len(kept):
+                found.append(Benign(code=code, count=left, lines=kept))
+        return found
 
 
 def read(log: bytes | Iterable[bytes], engine: str | None, version: str | None, rules: Sequence[Rule] | None = None) -> LogReader:

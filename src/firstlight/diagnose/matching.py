@@ -9,6 +9,7 @@ from firstlight.catalog.milestones import Field, typed
 from firstlight.catalog.rules import Block, Pattern, Rule, version_within
 from firstlight.catalog.signs import Spotter
 from firstlight.catalog.texts import place_of_text
+from firstlight.diagnose.messages import joined
 from firstlight.diagnose.noise import QUIET, speaks_of_trouble
 from firstlight.diagnose.place import place_of_frames, place_of_process, place_of_type
 from firstlight.diagnose.remedies import holds
@@ -67,6 +68,7 @@ class Matcher:
         carried = essence(unit.text)
         if carried is None:
             return found
+        carried = joined(carried)
         inner = self._matches_of(structs.replace(unit, text=carried, place=self._place_of_text(carried, engine)))
         return [m for m in found if m.rule.role != "wrapper" and not m.rule.places] + [m for m in inner if m.rule.role != "wrapper"]
 
@@ -105,9 +107,12 @@ def matched(rule: Rule, unit: Unit) -> dict[str, Any] | None:
         return None
     if rule.places and not any(p.search(unit.place or "") for p in rule.places):
         return None
+    named = hit.groupdict()
     if rule.frames or rule.unless_frames:
         frames = "\n".join(unit.frames)
-        if (rule.frames and not any(p.search(frames) for p in rule.frames)) or any(p.search(frames) for p in rule.unless_frames):
+        framed = next((m for p in rule.frames if (m := p.search(frames))), None)
+        if (rule.frames and framed is None) or any(p.search(frames) for p in rule.unless_frames):
             return None
-    facts = {**rule.facts, **{k: typed(k, v) for k, v in hit.groupdict().items() if v is not None}}
+        named = {**(framed.groupdict() if framed else {}), **named}
+    facts = {**rule.facts, **{k: typed(k, v) for k, v in named.items() if v is not None}}
     return facts if rule.when is None or holds(rule.when, facts) else None

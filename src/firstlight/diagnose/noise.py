@@ -19,6 +19,7 @@ _TROUBLE = re.compile(  # in lower case; no alternative begins with an assertion
     r"|f(?<!\wf)ault\b|sig[a-z]{3,4} received|not implemented|r(?<!\wr)equires\b|crash|exited with|critical|memory: -|status|manifest"
     r"|\*\*\* "
 )
+_ERROR = re.compile(r"(?i)\b(?:errors?|fatal|failed|failure|aborted|cannot|could not|unable to|not found|unsupported)\b|\*\*\*")
 _NATIVE = re.compile(
     r"(?:ggml|gguf|llama|clip|mtmd|common|sycl|vk|hip)\w*:? [^\n]*\b(?:error|fail(?:ed|ure)|fatal|abort|exception)\b"
     r"|(?:fatal|FATAL|terminate called|Native API failed|[Ee]xception|[Ee]rror)\b[^\n]*:"
@@ -29,6 +30,7 @@ _OF_REQUESTS = re.compile(
 )
 _MILD = ("Ignored ", "Ignoring ", "Skipping ", "Warning: ", "warning: ")  # what an unprefixed line says of itself
 _CODE = re.compile(r'\s*(?:File "|raise\b|return\b|self\.|[\^~]+\s*$|[\w.]+ = |[\w.]+\()')
+_SLOT = re.compile(r"\b(?:launch_slot_|update_slots|print_timing): id +\d+ \| task \d")
 _ACCESS = " HTTP/1."
 _WELL = b'" 200 OK'
 _SPEEDS = b" throughput: "
@@ -48,6 +50,11 @@ def is_quiet(line: Line) -> bool:
 def is_answer(line: Line) -> bool:
     """Whether an INFO line is an access log's: the server answers."""
     return _ACCESS in line.text and bool(_ANSWERED.search(line.text))
+
+
+def is_at_work(line: Line) -> bool:
+    """Whether a line is what llama.cpp's server says of a request that it works on."""
+    return "| task " in line.text and bool(_SLOT.search(line.text))
 
 
 def is_refusal(line: Line) -> bool:
@@ -78,6 +85,11 @@ def is_native(text: str) -> bool:
 
 def speaks_of_trouble(text: str) -> bool:
     return bool(_TROUBLE.search(text.lower()))
+
+
+def speaks_of_error(text: str) -> bool:
+    """Whether a line that was not logged as an error has words that only errors have."""
+    return bool(_ERROR.search(text))
 
 
 def speaks_of_end(text: str) -> bool:

@@ -26,8 +26,10 @@ _CAUSE = "The above exception was the direct cause of the following exception"
 _CONTEXT = "During handling of the above exception, another exception occurred"
 _GROUP = re.compile(r"^[ |+-]*\|? ?")
 _FRAME = re.compile(r'\s{0,8}File "[^"]+", line \d+(?:, in \S|,$|$)')
+_WINDOWS = re.compile(r'File "[^"]+"')  # its path is written with / like everybody's
 _FIELD = re.compile(  # indented, and no traceback's code: `Reason:       OOMKilled` of a description, a record of llama.cpp
     r"[A-Z][A-Za-z ]{1,30}: {2,}\S|\d+\.\d\d\.\d{3}\.\d{3} [A-Z] |(?:ggml|llama|gguf|clip|common)_\w+: "
+    r"|Found GPU\d+ |PyTorch no longer supports"
 )
 _CANN_REASON = re.compile(r"\b(?P<code>E[A-Z]\d{4})\)?: (?:\[PID: \d+\] \S+ )?(?P<why>(?!Inner|\[)[^\n]{8,300})")
 _PROMPT = re.compile(r"(?:\([\w.-]+\) )?\S{0,60}[$#>%]\s*$|```|Process \S+:$")  # what ends a traceback that a paste cuts
@@ -237,6 +239,8 @@ class Collector:
 
     def _inside(self, stream: _Stream, line: Line, text: str) -> list[Unit]:
         stripped = text.lstrip(" ")
+        if "\\" in text and stripped.startswith('File "'):
+            text = _WINDOWS.sub(lambda m: m[0].replace("\\", "/"), text, count=1)
         if stripped.startswith('File "') and not stream.frames:
             stream.shift = max(0, len(text) - len(stripped) - 2)
         if stream.shift and len(text) - len(stripped) == stream.shift and _EXCEPTION.match(stripped):
