@@ -12,6 +12,7 @@ from firstlight.diagnose.decide import SURE, Decision, Judged, decide, said_with
 from firstlight.diagnose.exits import by_exit, first_error, last_error
 from firstlight.diagnose.likeness import near_by_words, told
 from firstlight.diagnose.log import VAGUE, LogReader, read
+from firstlight.diagnose.noise import speaks_of_error
 from firstlight.diagnose.remedies import remedies_of
 from firstlight.diagnose.units import Unit, shown, template
 
@@ -175,8 +176,9 @@ def _candidate(reader: LogReader) -> Unknown | None:
 
 
 def _last_words(reader: LogReader) -> Unknown | None:
-    """Where no error was printed either: the last line that says something."""
-    return Unknown(first_exception=None, template=template(reader.last_lines[-1][1])) if reader.last_lines else None
+    """Where no error was printed either: the last line that speaks of trouble."""
+    last = next((text for _, text, _ in reversed(reader.last_lines) if speaks_of_error(text)), None)
+    return Unknown(first_exception=None, template=template(last)) if last is not None else None
 
 
 def _phase(reader: LogReader, decision: Decision) -> str | None:

@@ -22,6 +22,7 @@ from firstlight.diagnose.noise import (
     is_chatter,
     is_double_spaced,
     is_frame,
+    is_marked_error,
     is_native,
     is_of_request,
     is_quiet,
@@ -76,7 +77,7 @@ class LogReader:
         self.troubled = False
         self.loop_broke = False
         self.onward_line = 0
-        self.work_line: int | None = None  # where llama.cpp first works on a request
+        self.work_line: int | None = None  # where a server first says that it works on requests
         self.refused_request = False  # a request was answered with 500
         self.step = 1  # from a line's number to the next one's that holds something
         self._indent: int | None = None
@@ -199,6 +200,7 @@ class LogReader:
         again = self.course.has_ended or any(s.unit.kind == "exception" for s in self.seen)
         if again:
             self.seen, self._index, self.murmurs, self.spared, self.frame_line = [], {}, [], [], None
+            self.work_line = None
         self.course.begin(again=again)
 
     def _quiet(self, line: Line) -> None:
@@ -254,7 +256,7 @@ class LogReader:
         """Whether a line is harmless mostly; the last that were logged as errors are kept: one may be all that tells of a failure."""
         if not self._count_benign(unit.text, unit.line):
             return False
-        if unit.logged in LOUD:
+        if unit.logged in LOUD or is_marked_error(unit.text):
             unit.phase = self.course.phase_at(unit.line, unit.worker)
             self.spared = [*self.spared[-(SPARED_KEPT - 1) :], unit]
         return True

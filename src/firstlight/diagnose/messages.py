@@ -8,8 +8,9 @@ _LEFT = re.compile(r"[\s(\[{\"'`=]$")
 _RIGHT = re.compile(r"^[\s.,;:!?)\]}]")
 _ENDED = re.compile(
     r"\bllama[.\-_ ]?(?:cpp|server|runner)\b[^\n]{0,60}?\b(?:terminated|crashed|exited|no longer running)\b"
-    r"|\brunner process (?:has terminated|no longer running)|\bupstream (?:process|command) exited (?:prematurely|unexpectedly)"
-    r"|\b[Tt]he model has crashed\b|\b[Mm]odel process (?:exited|crashed)|\bllama runner (?:terminated|exited)\b"
+    r"|\b(?:vllm|vLLM|sglang|SGLang|mlx\w*) terminated unexpectedly\b|\brunner process (?:has terminated|no longer running)"
+    r"|\bupstream (?:process|command) exited (?:prematurely|unexpectedly)|\bllama runner (?:terminated|exited)\b"
+    r"|\b[Tt]he model has crashed\b|\b[Mm]odel process (?:exited|crashed)"
 )
 _WELL = re.compile(r"\b(?:code|status)[:= ]+0\b")
 
@@ -35,5 +36,5 @@ def joined(text: str) -> str:
 
 
 def says_ended(text: str) -> bool:
-    """Whether a program that had started llama.cpp says that it ended: a model runner, a proxy, a desktop application."""
+    """Whether a program that had started an engine (a model runner, a proxy, a desktop application) says that it ended."""
     return bool(_ENDED.search(text)) and not _WELL.search(text)

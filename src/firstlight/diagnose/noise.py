@@ -31,6 +31,7 @@ _OF_REQUESTS = re.compile(
 _MILD = ("Ignored ", "Ignoring ", "Skipping ", "Warning: ", "warning: ")  # what an unprefixed line says of itself
 _CODE = re.compile(r'\s*(?:File "|raise\b|return\b|self\.|[\^~]+\s*$|[\w.]+ = |[\w.]+\()')
 _SLOT = re.compile(r"\b(?:launch_slot_|update_slots|print_timing): id +\d+ \| task \d")
+_MARKED = re.compile(r"\s*\d+\.\d\d\.\d{3}\.\d{3} E ")
 _ACCESS = " HTTP/1."
 _WELL = b'" 200 OK'
 _SPEEDS = b" throughput: "
@@ -53,8 +54,9 @@ def is_answer(line: Line) -> bool:
 
 
 def is_at_work(line: Line) -> bool:
-    """Whether a line is what llama.cpp's server says of a request that it works on."""
-    return "| task " in line.text and bool(_SLOT.search(line.text))
+    """Whether a line is what a server says of the requests that it works on: llama.cpp of each, vLLM every ten seconds."""
+    text = line.text
+    return ("| task " in text and bool(_SLOT.search(text))) or ("throughput: " in text and is_chatter(line))
 
 
 def is_refusal(line: Line) -> bool:
@@ -99,6 +101,11 @@ def speaks_of_end(text: str) -> bool:
 def goes_onward(text: str) -> bool:
     """Whether a program tells that it went on: a download that is complete, something that is skipped or tried again."""
     return bool(_ONWARD.search(text))
+
+
+def is_marked_error(text: str) -> bool:
+    """Whether llama.cpp marked a line as an error, behind whatever another program put in front."""
+    return bool(_MARKED.match(text))
 
 
 def is_broken(text: str) -> bool:
