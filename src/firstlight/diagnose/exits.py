@@ -4,10 +4,12 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from msgspec import structs
+
 from firstlight.catalog.rules import Rule, rule_of, titled
 from firstlight.core.diagnosis import Cause, Evidence, Remedy
 from firstlight.diagnose.log import LogReader
-from firstlight.diagnose.noise import speaks_of_error
+from firstlight.diagnose.noise import is_frame_of_file, speaks_of_error
 from firstlight.diagnose.remedies import remedies_of
 from firstlight.diagnose.units import Unit, level_of
 
@@ -17,6 +19,7 @@ _PROVEN = 0.95
 _FAILED_PROCS = re.compile(r"Failed core proc\(s\): \{(?P<procs>[^}]*)\}")
 _CODE = re.compile(r": (-?\d+)")
 LAST_LINES = 5
+CUT = "a traceback breaks off in the log: what was raised is not in it"
 _KERNEL = re.compile(r"ut of memory|oom-kill", re.IGNORECASE)
 
 
@@ -55,12 +58,24 @@ def by_exit(reader: LogReader, exit_status: int | None, facts: dict[str, Any], c
         return _made(reader, rule_of("stopped-while-starting"), [*stop, *seen], facts)
     if signal in _CRASHES:
         return _made(reader, rule_of("process-crashed"), seen, facts)
-    if reader.frame_line is not None and any("load_model" in text for text in reader.frame_texts):
-        torn = Evidence(line=reader.frame_line, text=reader.frame_texts[-1].strip(), worker=None)
+    torn = _torn(reader)
+    if torn is not None and any("load_model" in text for text in reader.frame_texts):
         return _made(reader, rule_of("workerproc-load-failed-unknown"), [torn], facts)
     if _vanished(reader):
         return _made(reader, rule_of("process-vanished"), seen, facts)
-    return _made(reader, rule_of("cause-not-visible"), seen or _last(reader), facts)
+    cause, remedies = _made(reader, rule_of("cause-not-visible"), seen or _last(reader), facts)
+    if torn is None or not is_frame_of_file(torn.text):
+        return cause, remedies
+    return structs.replace(cause, title=CUT, evidence=[torn, *[e for e in cause.evidence if e.line < torn.line]]), remedies
+
+
+def _torn(reader: LogReader) -> Evidence | None:
+    """The last frame of a traceback that has no exception in the log."""
+    if reader.frame_line is None:
+        return None
+    frames = [text.strip() for text in reader.frame_texts]
+    where = next((text for text in reversed(frames) if is_frame_of_file(text)), frames[-1])
+    return Evidence(line=reader.frame_line, text=where, worker=None)
 
 
 def first_error(reader: LogReader) -> Unit | None:

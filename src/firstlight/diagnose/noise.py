@@ -80,6 +80,10 @@ def is_frame(text: str) -> bool:
     return bool(_FRAME.match(text))
 
 
+def is_frame_of_file(text: str) -> bool:
+    return text.lstrip().startswith('File "')
+
+
 def is_native(text: str) -> bool:
     """Whether native code prints its errors so."""
     return bool(_NATIVE.match(text))
