@@ -265,10 +265,14 @@ def _of_shell(j: Judged) -> bool:
 
 
 def _hint(judged: list[Judged], reader: LogReader) -> Judged | None:
-    """Of an engine that failed without a word: a warning that explains it, or an error that it seemed to go on after."""
-    if reader.course.ready_line is not None and not reader.course.died:
+    """Of an engine that failed without a word: a warning that explains it, or an error that it seemed to go on after; of a server that
+    had been ready only what came after that.
+    """
+    ready = reader.course.ready_line
+    if ready is not None and not reader.course.died:
         return None
-    return max((j for j in judged if j.role == "hint" or (passed_over(j) and _explains(j))), key=said_with, default=None)
+    late = [j for j in judged if ready is None or j.line > ready]
+    return max((j for j in late if j.role == "hint" or (passed_over(j) and _explains(j))), key=said_with, default=None)
 
 
 def said_with(j: Judged) -> float:

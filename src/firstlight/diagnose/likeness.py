@@ -8,6 +8,7 @@ from msgspec import structs
 from firstlight.catalog.words import load_words
 from firstlight.diagnose.decide import NEXT_TO, Decision
 from firstlight.diagnose.log import LogReader
+from firstlight.diagnose.messages import says_ended
 from firstlight.diagnose.noise import speaks_of_error
 from firstlight.diagnose.place import only_hands_on
 from firstlight.diagnose.units import Unit, essence
@@ -57,7 +58,7 @@ def told(decision: Decision, reader: LogReader) -> list[Unit]:
 
 
 def _telling(units: Sequence[Unit]) -> list[Unit]:
-    return [u for u in units if essence(u.text) is not None or not _HANDS_ON.search(u.head)]
+    return [u for u in units if essence(u.text) is not None or not (_HANDS_ON.search(u.head) or says_ended(u.head))]
 
 
 def words_of(units: Iterable[Unit]) -> frozenset[str]:

@@ -12,7 +12,7 @@ _ENDED = re.compile(
     r"|\bupstream (?:process|command) exited (?:prematurely|unexpectedly)|\bllama runner (?:terminated|exited)\b"
     r"|\b[Tt]he model has crashed\b|\b[Mm]odel process (?:exited|crashed)"
 )
-_WELL = re.compile(r"\b(?:code|status)[:= ]+0\b")
+_WELL = re.compile(r"\b(?:code|status)[:= ]+0\b|but successfully")
 
 
 def joined(text: str) -> str:

@@ -52,6 +52,8 @@ def test_strings_raised_as_a_tuple_are_one_sentence(raised: str, said: str) -> N
         ("llama-server exited with code 1", True),
         ("llama-server exited with code 0", False),
         ("upstream process exited prematurely: exit status 1", True),
+        ("upstream command exited prematurely but successfully", False),
+        ("vllm terminated unexpectedly: vLLM failed: exit status 1", True),
         ("The model has crashed without additional information. (Exit code: 6)", True),
         ("srv  llama_server: model loaded", False),
     ],
@@ -71,6 +73,15 @@ def test_it_is_nothing_to_a_start_that_went_on_or_failed_of_something_else() -> 
     assert code_of(HEAD + OLD_GPU + WORLD) == ("incomplete", None)
     other = CUT + "(Worker_TP0 pid=30) ERROR 10-12 08:00:09 [multiproc_executor.py:870] torch.OutOfMemoryError: CUDA out of memory.\n"
     assert code_of(HEAD + OLD_GPU + WORLD + other)[1] != "no-kernel-image"
+
+
+def test_a_server_that_was_ready_does_not_die_of_what_was_warned_of_before() -> None:
+    ready = "(EngineCore pid=20) INFO 10-12 08:00:20 [gpu_worker.py:538] Available KV cache memory: 11.08 GiB\n"
+    ready += "(APIServer pid=9) INFO:     Application startup complete.\n"
+    dead = "(EngineCore pid=20) ERROR 10-12 09:00:09 [x.py:1] Worker proc VllmWorker-1 died unexpectedly, shutting down executor.\n"
+    outcome, code = code_of(HEAD + OLD_GPU + WORLD + ready + dead)
+    assert outcome == "serving-failed"
+    assert code != "no-kernel-image"
 
 
 def test_a_lost_peer_alone_is_named_as_a_consequence() -> None:
