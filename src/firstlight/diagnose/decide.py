@@ -210,10 +210,12 @@ def _torn(reader: LogReader) -> bool:
 
 
 def _waiting(reader: LogReader, live: list[Judged]) -> Judged | None:
-    """An unfinished log that ends in waiting: the symptom, where there is one that says enough; or in a warning that explains an end."""
+    """An unfinished log that ends in waiting: the symptom, where there is one that says enough. An excerpt without any of the start
+    that ends in a warning: what that explains; of a start that is under way nobody knows yet.
+    """
     wait = next((j for j in live if j.role == "symptom" and j.rule is not None and j.rule.confidence >= 0.5), None)
     last = (j for j in live if j.role == "hint" and reader.lines - j.seen.until <= NEXT_TO and j.seen.unit not in reader.spared)
-    return wait or next(last, None)
+    return wait or (None if reader.course.moves else next(last, None))
 
 
 def _first(deadly: list[Judged], reader: LogReader) -> Judged | None:

@@ -75,6 +75,13 @@ def test_it_is_nothing_to_a_start_that_went_on_or_failed_of_something_else() -> 
     assert code_of(HEAD + OLD_GPU + WORLD + other)[1] != "no-kernel-image"
 
 
+def test_a_warning_at_the_end_is_named_of_an_excerpt_and_not_of_a_start_under_way() -> None:
+    full = "[rank0]:[W1012 08:10:01.1 CUDACachingAllocator.cpp:508] expandable_segments: memory mapping failed with OOM on device 0"
+    full += " while trying to map 2097152 bytes (free: 1048576, total: 25757220864).\n"
+    assert code_of(full * 3) == ("incomplete", "oom-gpu")
+    assert code_of(HEAD + WORLD + full) == ("incomplete", None)
+
+
 def test_a_server_that_was_ready_does_not_die_of_what_was_warned_of_before() -> None:
     ready = "(EngineCore pid=20) INFO 10-12 08:00:20 [gpu_worker.py:538] Available KV cache memory: 11.08 GiB\n"
     ready += "(APIServer pid=9) INFO:     Application startup complete.\n"
