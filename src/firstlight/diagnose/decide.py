@@ -17,7 +17,8 @@ _ROLE_ORDER = {"cause": 0, "consequence": 1, "symptom": 2, "hint": 3, "wrapper":
 _LOUD = frozenset({None, "ERROR", "CRITICAL"})
 _ENDED_BY = re.compile(r"(?:\S+: line \d+: +\d+ )?(?:Killed|Terminated|Aborted|Segmentation fault|Bus error)\b.*")
 _ABORTED = re.compile(
-    r"GGML_ASSERT\(|\bGGML_ABORT\b|\.(?:m|mm|c|cc|cpp|cu|cuh|h):\d+: (?:fatal error|GGML_ASSERT)|^terminate called|\(core dumped\)"
+    r"GGML_ASSERT\(|\bGGML_ABORT\b|\.(?:m|mm|c|cc|cpp|cu|cuh|h):\d+: (?:(?:fatal|CUDA|ROCm|HIP|MUSA) error|GGML_ASSERT)"
+    r"|^terminate called|\(core dumped\)"
 )
 NEXT_TO = 3  # lines
 CONTESTED = 0.65  # confidence at most where the place speaks of something else
@@ -145,8 +146,15 @@ def _ends(j: Judged, reader: LogReader) -> bool:
     """Whether this is said of a server that ended: by its front end, by the shell that had started it, or, where the engine is one
     process, by what that prints as it aborts.
     """
-    aborted = reader.engine == "llamacpp" and j.seen.unit.worker is None and bool(_ABORTED.search(j.seen.unit.text))
-    return j.role == "wrapper" or aborted or _of_shell(j)
+    return j.role == "wrapper" or _aborted(j.seen.unit, reader) or _of_shell(j)
+
+
+def _aborted(unit: Unit, reader: LogReader) -> bool:
+    """Whether llama.cpp aborts with this, or with what stands right beside it: the reason and the place are lines of their own."""
+    if reader.engine != "llamacpp" or unit.worker is not None:
+        return False
+    beside = (s.unit for s in reader.seen if s.unit is unit or abs(s.unit.line - unit.line) <= NEXT_TO * reader.step)
+    return any(_ABORTED.search(u.text) for u in beside)
 
 
 def _survived(deadly: list[Judged], judged: list[Judged], reader: LogReader) -> bool:

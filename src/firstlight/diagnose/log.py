@@ -44,6 +44,7 @@ FIRST_LINES = 200  # by which a common indentation is found
 ALIVE_LINES = 3  # routine lines of a process behind its error, from which on it is taken to have gone on
 _V0_LOOP = re.compile(r'vllm/engine/multiprocessing/engine\.py", line \d+, in (?:run_engine_loop|start|run_mp_engine)\b')
 _CORE_LOOP = re.compile(r'/v1/engine/core\.py", line \d+, in (?:run_engine_core|run_busy_loop|_process_engine_step|step\w*)\b')
+_OUTPUT = re.compile(r"(?i)(?:std(?:err|out)|(?:server |engine )?(?:output|logs?))\s*:\s*$")  # a heading above what was printed before
 
 
 class Seen(Struct, kw_only=True):
@@ -197,11 +198,15 @@ class LogReader:
         return milestone.event != "died"
 
     def _start(self) -> None:
-        again = self.course.has_ended or any(s.unit.kind == "exception" for s in self.seen)
+        again = (self.course.has_ended or any(s.unit.kind == "exception" for s in self.seen)) and not self._quotes()
         if again:
             self.seen, self._index, self.murmurs, self.spared, self.frame_line = [], {}, [], [], None
             self.work_line = None
         self.course.begin(again=again)
+
+    def _quotes(self) -> bool:
+        """Whether a program that tells of an end goes on with what the server had printed until then (`Stderr:`)."""
+        return self.course.starts == 0 and any(_OUTPUT.match(text) for _, text, _ in self.last_lines)
 
     def _quiet(self, line: Line) -> None:
         """A line below ERROR counts only for the rules that say so; a benign one is counted."""

@@ -85,6 +85,7 @@ def test_of_a_long_npu_message_the_reason_is_shown() -> None:
     [
         "/src/ggml/src/ggml-cuda/mmq.cu:88: GGML_ASSERT(n > 0) failed",
         "terminate called after throwing an instance of 'std::bad_function_call'",
+        "/src/ggml/src/ggml-cuda/ggml-cuda.cu:104: CUDA error",
     ],
 )
 def test_llama_cpp_that_aborts_is_not_ready(last: str) -> None:
@@ -92,3 +93,22 @@ def test_llama_cpp_that_aborts_is_not_ready(last: str) -> None:
     found = diagnose((up + last + "\n").encode())
     assert found.outcome == "serving-failed"
     assert diagnose(up.encode()).outcome == "ready"
+
+
+def test_of_an_abort_the_reason_beside_it_is_the_cause() -> None:
+    up = "llama_model_loader: loaded meta data with 3 pairs\nmain: server is listening on http://127.0.0.1:80 - starting the main loop\n"
+    at, why = "/src/ggml/src/ggml-cuda/ggml-cuda.cu:104: CUDA error\n", "CUDA error: an internal operation failed\n"
+    for lines in (at + why, why + at):
+        found = diagnose((up + lines).encode())
+        assert found.cause is not None
+        assert (found.outcome, found.cause.title.rpartition(": ")[2]) == ("serving-failed", "an internal operation failed")
+
+
+def test_what_a_server_printed_is_quoted_behind_its_end() -> None:
+    end = b"Failed to load llama-server: Process exited with code ExitStatus(unix_wait_status(139))\n"
+    start = (
+        b"build: 6012 (abcdef0) with cc (Debian 12.2.0-14) 12.2.0 for x86_64-linux-gnu\nmain: loading model\n"
+        b"srv    load_model: loading model '/m/a.gguf'\nllama_model_loader: Dumping metadata keys/values.\n"
+    )
+    assert diagnose(end + b"\nStderr:\n" + start).outcome == "failed"
+    assert diagnose(end + b"restarting\n" + start).outcome == "incomplete"
