@@ -20,6 +20,7 @@ _SM = re.compile(r"\b(?:sm_?|SM ?)(\d{2,3})[af]?\b")
 _CAPABILITY = re.compile(r"compute capability (\d{1,2})\.(\d)")
 _WAS_UP = re.compile(r"EngineCore encountered a fatal error|output_handler failed|EngineDeadError: EngineCore encountered")
 _WORD = re.compile(r"[a-z_]{5,}")
+_BARE = re.compile(r"(?i)\W*(?:fatal )?errors?\W*")  # a heading, no message
 SILENT = frozenset({"cause-not-visible", "process-vanished"})  # said where no error was printed: a warning or a murmur may tell more
 HIDDEN = SILENT | {"workerproc-load-failed-unknown"}  # where a warning that explains it tells more
 NEAR_KEPT = 3
@@ -161,9 +162,10 @@ def near(text: str, rules: Sequence[Rule], most: int = NEAR_KEPT) -> list[str]:
     return close[:most]
 
 
-def _unknown(unit: Unit, rules: Sequence[Rule], nearest: Sequence[str] = ()) -> Unknown:
+def _unknown(unit: Unit, rules: Sequence[Rule], nearest: Sequence[str] = (), more: str = "") -> Unknown:
+    """more: the line behind it, where that says what the unit itself does not."""
     where = f" [{unit.worker}]" if unit.worker else ""
-    said = shown(unit)
+    said = f"{shown(unit)} {more}".rstrip()
     text = f"line {unit.line}{where}: {said[:_TEXT_KEPT]}"
     head = unit.head if said == unit.text else said
     return Unknown(first_exception=text, template=template(head), near=list(dict.fromkeys([*nearest, *near(unit.head, rules)]))[:NEAR_KEPT])
@@ -172,7 +174,10 @@ def _unknown(unit: Unit, rules: Sequence[Rule], nearest: Sequence[str] = ()) -> 
 def _candidate(reader: LogReader) -> Unknown | None:
     """Of a log that ends without a verdict: the error that it ends in, which may be why it ends."""
     error = last_error(reader)
-    return _unknown(error, reader.rules) if error is not None else None
+    if error is None:
+        return None
+    more = next((text for number, text, _ in reader.last_lines if number > error.last_line), "") if _BARE.fullmatch(shown(error)) else ""
+    return _unknown(error, reader.rules, more=more)
 
 
 def _last_words(reader: LogReader) -> Unknown | None:

@@ -138,3 +138,9 @@ def test_a_line_without_words_of_an_error_is_no_first_exception() -> None:
     wrapped = "(APIServer pid=9) RuntimeError: Engine core initialization failed. See root cause above. Failed core proc(s): {}\n"
     found = diagnose((HEAD + wrapped + line).encode())
     assert found.unknown is None or found.unknown.first_exception is None
+
+
+def test_a_bare_heading_is_shown_with_the_line_behind_it() -> None:
+    found = diagnose(b"main: loading model\nError:\nthe kestrel is not at home\n")
+    assert found.unknown is not None
+    assert found.unknown.first_exception == "line 2: Error: the kestrel is not at home"
