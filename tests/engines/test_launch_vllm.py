@@ -20,9 +20,7 @@ from firstlight.core.intent import Intent
 from firstlight.core.machine import EngineInstall, Machine
 from firstlight.core.plan import Candidate, EngineRef
 from firstlight.core.run import LaunchSpec
-from firstlight.engines.command import option_value
 from firstlight.engines.vllm.adapter import adapter
-from firstlight.engines.vllm.rehearsal import rehearsal_spec
 from firstlight.launch.client import SupervisorClient, start
 from firstlight.launch.overlay import lay_overlay
 from firstlight.launch.ownership import find_processes
@@ -161,29 +159,6 @@ def test_a_rehearsal_at_full_depth_reads_no_weights(folder: Path, install: Engin
     assert report.kv_tokens > 100_000
     assert report.phase_seconds["loading"] > 0
     assert "one completion runs through every kernel" in report.proves
-
-
-KEY = """
-import json, sys
-import vllm.config.compilation as compilation
-compilation.is_torch_equal_or_newer = lambda release: False  # as on the PyTorch that these releases were built with
-print(compilation.CompilationConfig(**json.loads(sys.argv[1])).compute_hash())
-"""
-
-
-def test_what_a_rehearsal_tells_does_not_change_the_compile_key(install: EngineInstall) -> None:
-    launch = LaunchSpec(engine="vllm", argv=[install.python or "", "serve", "/m"], port=8000)
-    rehearsed = rehearsal_spec(launch, port=1, version="0.25.1", torch="2.11.0")
-    config = option_value(rehearsed.argv, "--compilation-config") or ""
-
-    def key(config: str, level: str) -> str:
-        env = os.environ | {"VLLM_TARGET_DEVICE": "cpu", "VLLM_LOGGING_LEVEL": level}
-        argv = [install.python or "", "-c", KEY, config]
-        return subprocess.run(argv, env=env, check=True, capture_output=True, text=True, timeout=200).stdout.split()[-1]
-
-    as_launched = key("{}", "INFO")
-    assert key(config, rehearsed.env["VLLM_LOGGING_LEVEL"]) == as_launched
-    assert key("{}", "DEBUG") != as_launched, "the reason for all this is gone"
 
 
 def test_a_rehearsal_at_two_depths_finds_a_wrong_flag_with_the_first(folder: Path, install: EngineInstall, tmp_path: Path) -> None:
