@@ -135,7 +135,7 @@ def _truncated(
         return RehearsalReport(passed=False, refusal=refusal, findings=[_finding(TOO_SLOW, refusal)], cannot_prove=limits(full=False))
     seen: list[Observation] = []
     for count in pair:
-        short = rehearsal_spec(spec, port=port, version=install.version, torch=install.torch, overrides=truncation(config, count))
+        short = rehearsal_spec(spec, port=port, version=install.version, overrides=truncation(config, count))
         seen.append(observe(short, patience))
         if not seen[-1].ready or seen[-1].answered is False:
             return _failed_at(count, seen[-1])

@@ -10,7 +10,7 @@ from msgspec import Struct
 
 from firstlight.core.run import LaunchSpec
 from firstlight.core.units import GIB
-from firstlight.engines.command import option_value
+from firstlight.engines.command import has_option, option_value
 from firstlight.engines.lines import parse
 from firstlight.engines.splitting import Splitter
 
@@ -72,7 +72,7 @@ def _telling(
     """
     if not _older(version, (0, 26)) or LEVEL in env:
         return [], {}
-    compiled = full and not any(word.replace("_", "-") in ("--enforce-eager", "--enforce-eager=true") for word in argv)
+    compiled = full and not has_option(argv, "--enforce-eager")
     if not compiled or _older(version, (0, 19)) or (torch is not None and not _older(torch, (2, 12))):
         return [], {LEVEL: "DEBUG"}
     if any(word.replace("_", "-").startswith(("--compilation-config", "-cc", "-O")) for word in argv):
