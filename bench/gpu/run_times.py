@@ -5,9 +5,9 @@
 
 The bare command and its environment are the very ones that `up` started. Ready is the first 200 of /health, polled from outside every 50 ms
 for all. Cold: the weight files' pages are dropped from the page cache first (posix_fadvise), nothing else. Plain: cold, under the
-supervisor that `up` starts, without its head start. Compile: with compile caches that are empty at first, bare, and `up` after a rehearsal
-into another empty place, in as many rounds; then bare again, and `up` twice from a third; pages warm. One JSON object a row; pairs are
-numbered on from those that the results file has.
+supervisor that `up` starts, without its head start; beside a bare one where no cold pair stands beside it. Compile: in each round, pages
+warm, bare and `up` from two empty places for compile caches, both again from what the first left, then a rehearsal into a third and `up`
+after it. One JSON object a row; pairs are numbered on from those that the results file has.
 """
 
 import argparse
@@ -171,37 +171,38 @@ class Timer:
         """Fills every cache and tells the command; not counted."""
         self.start("first", 0, "up", lambda log: through_up(self.words, log))
 
-    def pair(self, kind: str, number: int) -> None:
-        ways = {"bare": lambda log: bare(self.bare, log), "up": lambda log: through_up(self.words, log)}
-        for way in list(ways) if number % 2 == 0 else list(ways)[::-1]:
-            if self.left():
-                self.start(kind, number, way, ways[way])
+    def pair(self, kind: str, number: int, other: str = "up") -> None:
+        """A bare start and one of the other way, every second time in the other order."""
+        ways = {"bare": lambda log: bare(self.bare, log), "up": lambda log: through_up(self.words, log), "supervised": supervised}
+        for way in ("bare", other) if number % 2 == 0 else (other, "bare"):
+            self.try_start(kind, number, way, ways[way])
 
-    def plain(self, number: int) -> None:
-        if self.left():
-            self.start("cold", number, "supervised", supervised)
+    def plain(self, number: int, beside: bool) -> None:
+        """A start without the head start; beside: `pair` has made the bare one of this round."""
+        if beside:
+            self.try_start("cold", number, "supervised", supervised)
+        else:
+            self.pair("cold", number, other="supervised")
 
     def compiled(self, rounds: int) -> None:
-        """From empty compile caches: a bare launch and one after a rehearsal, in every round; then the second launches of both."""
         place = Path(tempfile.mkdtemp(prefix="firstlight-compile-"))
         for number in range(rounds):
-            plain, cache = self.bare.fresh(place / f"bare-{number}"), place / f"rehearsed-{number}"
-            self.compile_start(number, "bare first", partial(bare, plain))
+            plain = partial(bare, self.bare.fresh(place / f"bare-{number}"))
+            own, rehearsed = (partial(through_up, self.words, cache=place / f"{what}-{number}") for what in ("up", "rehearsed"))
+            for which in ("first", "second"):
+                ways = {"bare": plain, "up": own}
+                for way in ways if number % 2 == 0 else reversed(ways):
+                    self.try_start("compile", number, f"{way} {which}", ways[way])
             if self.left():
                 began = time.time()
-                firstlight(*rehearsal_words(self.given), env={"XDG_CACHE_HOME": str(cache)})
+                firstlight(*rehearsal_words(self.given), env={"XDG_CACHE_HOME": str(place / f"rehearsed-{number}")})
                 print(f"rehearsed in {time.time() - began:.1f} s", flush=True)
-            self.compile_start(number, "up rehearsed", partial(through_up, self.words, cache=cache))
-        for number in range(rounds):
-            plain, cache = self.bare.fresh(place / f"bare-{number}"), place / f"up-{number}"
-            self.compile_start(number, "bare second", partial(bare, plain))
-            for which in ("up first", "up second"):
-                self.compile_start(number, which, partial(through_up, self.words, cache=cache))
+            self.try_start("compile", number, "up rehearsed", rehearsed)
         shutil.rmtree(place, ignore_errors=True)
 
-    def compile_start(self, number: int, way: str, run: Callable[[Path], float | None]) -> None:
+    def try_start(self, kind: str, number: int, way: str, run: Callable[[Path], float | None]) -> None:
         if self.left():
-            self.start("compile", number, way, run)
+            self.start(kind, number, way, run)
 
 
 def main() -> None:
@@ -219,12 +220,12 @@ def main() -> None:
     given = parser.parse_args()
     timer = Timer(given)
     timer.first()
-    for number in range(max(given.cold, given.pairs)):
+    for number in range(max(given.cold, given.pairs, given.plain)):
         for kind, wanted in (("cold", given.cold), ("warm", given.pairs)):
             if number < wanted:
                 timer.pair(kind, number)
         if number < given.plain:
-            timer.plain(number)
+            timer.plain(number, beside=number < given.cold)
     timer.compiled(given.compile)
     if not timer.left():
         print("no time left")
