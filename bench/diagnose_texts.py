@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from firstlight.diagnose.decide import decide
 from firstlight.diagnose.log import read
-from firstlight.diagnose.units import template
+from firstlight.diagnose.showing import template
 
 LEFT_OUT = re.compile(
     r"/(?:third_party|benchmarks|tests|profiler|usage|assets|collect_env|vllm_flash_attn|kernels|ir|cute_utils|triton_utils|grpc)(?:/|\.py)"

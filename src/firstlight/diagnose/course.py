@@ -3,7 +3,7 @@
 from msgspec import Struct
 
 from firstlight.catalog.milestones import RANK, Field, Milestone, load_milestones
-from firstlight.diagnose.units import level_of
+from firstlight.diagnose.processes import level_of
 from firstlight.engines.lines import Line
 
 ENGINES = ("vllm", "llamacpp", "sglang")

@@ -9,9 +9,10 @@ from firstlight.catalog.rules import Rule
 from firstlight.diagnose.course import ENDED
 from firstlight.diagnose.log import ALIVE_LINES, VAGUE, LogReader, Seen
 from firstlight.diagnose.matching import Match
-from firstlight.diagnose.messages import says_ended
+from firstlight.diagnose.messages import essence, says_ended
 from firstlight.diagnose.noise import is_of_request
-from firstlight.diagnose.units import Unit, essence, level_of
+from firstlight.diagnose.processes import level_of
+from firstlight.diagnose.units import Unit
 
 _ROLE_ORDER = {"cause": 0, "consequence": 1, "symptom": 2, "hint": 3, "wrapper": 4}
 _LOUD = frozenset({None, "ERROR", "CRITICAL"})

@@ -14,7 +14,8 @@ from firstlight.diagnose.likeness import near_by_words, told
 from firstlight.diagnose.log import VAGUE, LogReader, read
 from firstlight.diagnose.noise import speaks_of_error
 from firstlight.diagnose.remedies import remedies_of
-from firstlight.diagnose.units import Unit, shown, template
+from firstlight.diagnose.showing import shown, template
+from firstlight.diagnose.units import Unit
 
 _SM = re.compile(r"\b(?:sm_?|SM ?)(\d{2,3})[af]?\b")
 _CAPABILITY = re.compile(r"compute capability (\d{1,2})\.(\d)")

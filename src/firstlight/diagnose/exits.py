@@ -10,8 +10,9 @@ from firstlight.catalog.rules import Rule, rule_of, titled
 from firstlight.core.diagnosis import Cause, Evidence, Remedy
 from firstlight.diagnose.log import LogReader
 from firstlight.diagnose.noise import is_frame_of_file, speaks_of_error
+from firstlight.diagnose.processes import level_of
 from firstlight.diagnose.remedies import remedies_of
-from firstlight.diagnose.units import Unit, level_of
+from firstlight.diagnose.units import Unit
 
 _SIGNALS = {4: "SIGILL", 6: "SIGABRT", 7: "SIGBUS", 8: "SIGFPE", 9: "SIGKILL", 11: "SIGSEGV", 15: "SIGTERM"}
 _CRASHES = frozenset({4, 6, 7, 8, 11})
@@ -58,7 +59,7 @@ def by_exit(reader: LogReader, exit_status: int | None, facts: dict[str, Any], c
         return _made(reader, rule_of("stopped-while-starting"), [*stop, *seen], facts)
     if signal in _CRASHES:
         return _made(reader, rule_of("process-crashed"), seen, facts)
-    torn = _torn(reader)
+    torn = _cut_at(reader)
     if torn is not None and any("load_model" in text for text in reader.frame_texts):
         return _made(reader, rule_of("workerproc-load-failed-unknown"), [torn], facts)
     if _vanished(reader):
@@ -69,7 +70,7 @@ def by_exit(reader: LogReader, exit_status: int | None, facts: dict[str, Any], c
     return structs.replace(cause, title=CUT, evidence=[torn, *[e for e in cause.evidence if e.line < torn.line]]), remedies
 
 
-def _torn(reader: LogReader) -> Evidence | None:
+def _cut_at(reader: LogReader) -> Evidence | None:
     """The last frame of a traceback that has no exception in the log."""
     if reader.frame_line is None:
         return None

@@ -8,10 +8,10 @@ from msgspec import structs
 from firstlight.catalog.words import load_words
 from firstlight.diagnose.decide import NEXT_TO, Decision
 from firstlight.diagnose.log import LogReader
-from firstlight.diagnose.messages import says_ended
+from firstlight.diagnose.messages import essence, says_ended
 from firstlight.diagnose.noise import speaks_of_error
 from firstlight.diagnose.place import only_hands_on
-from firstlight.diagnose.units import Unit, essence
+from firstlight.diagnose.units import Unit
 
 _WORD = re.compile(r"[A-Za-z_][A-Za-z0-9_]{2,}")
 _PIECE = re.compile(r"[A-Z]?[a-z]{3,}|[A-Z]{3,}(?![a-z])")

@@ -10,7 +10,7 @@ from firstlight.core.diagnosis import Benign
 from firstlight.diagnose.course import ENDED, WORKERS_KEPT, Course
 from firstlight.diagnose.fitting import Scene
 from firstlight.diagnose.matching import Match, Matcher
-from firstlight.diagnose.messages import joined, says_ended
+from firstlight.diagnose.messages import is_repr, joined, says_ended, typed_message
 from firstlight.diagnose.noise import (
     LOUD,
     ROUTINE,
@@ -32,7 +32,9 @@ from firstlight.diagnose.noise import (
     without_chatter,
 )
 from firstlight.diagnose.place import phase_of_frames
-from firstlight.diagnose.units import LAST, Collector, Unit, is_repr, level_of, template, typed_message
+from firstlight.diagnose.processes import level_of
+from firstlight.diagnose.showing import template
+from firstlight.diagnose.units import LAST, Collector, Unit
 from firstlight.engines.lines import Line, parse
 from firstlight.engines.splitting import Splitter
 

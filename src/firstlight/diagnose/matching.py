@@ -9,11 +9,11 @@ from firstlight.catalog.milestones import Field, typed
 from firstlight.catalog.rules import Block, Pattern, Rule, version_within
 from firstlight.catalog.signs import Spotter
 from firstlight.catalog.texts import place_of_text
-from firstlight.diagnose.messages import joined
+from firstlight.diagnose.messages import essence, joined
 from firstlight.diagnose.noise import QUIET, speaks_of_trouble
 from firstlight.diagnose.place import place_of_frames, place_of_process, place_of_type
 from firstlight.diagnose.remedies import holds
-from firstlight.diagnose.units import Unit, essence
+from firstlight.diagnose.units import Unit
 
 LOOKUPS = 40
 

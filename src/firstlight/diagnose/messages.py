@@ -1,4 +1,4 @@
-"""What a message says in words: strings that were raised as a tuple put together, and a program's word that another one ended."""
+"""What a message says in words: tuples put together, types given back, the error that it carries on, that another program ended."""
 
 import ast
 import re
@@ -13,6 +13,27 @@ _ENDED = re.compile(
     r"|\b[Tt]he model has crashed\b|\b[Mm]odel process (?:exited|crashed)"
 )
 _WELL = re.compile(r"\b(?:code|status)[:= ]+0\b|but successfully")
+_QUOTED = re.compile(
+    r"(?:[Ww]orker |RPC |)[Ff]ailed with error (?:%s[^'\"]*['\"], )?['\"](?P<message>.+?)['\"]?(?:, please check the stack trace|$)",
+    re.DOTALL,
+)
+_ORIGINAL = re.compile(r"to find the original error: (?P<message>\S.*?)\.?$", re.DOTALL)
+_REPR = re.compile(r"(?P<type>[A-Z]\w*(?:Error|Exception))\((?P<quote>['\"])(?P<message>.*?)(?P=quote),?\)?$", re.DOTALL)
+_REFUSED = re.compile(
+    r"validation errors? for \w+\s+(?:[\w.-]+\s+)?(?:Value|Assertion) (?:error|failed), (?P<message>.+?)(?: \[type=|$)", re.DOTALL
+)
+_REFUSED_ALONE = re.compile(r"(?:Value|Assertion) (?:error|failed), (?P<message>.+?)(?: \[type=|$)", re.DOTALL)
+_REFUSED_V1 = re.compile(r"[^\n]*validation errors? for \w+\s+__root__\s+(?P<message>.+?)(?: \(type=|$)", re.DOTALL)  # pydantic 1
+_TYPED = re.compile(r"(?:[\w.]+\.)?[A-Z]\w*(?:Error|Exception|Interrupt|Exit)\b")
+_TYPES = (
+    (re.compile(r"has no attribute '"), "AttributeError"),
+    (re.compile(r"\w+\(\) (?:got|missing|takes)|unsupported operand|object is not (?:callable|iterable|subscriptable)"), "TypeError"),
+    (re.compile(r"^'?[\w.-]+'?$"), "KeyError"),
+    (re.compile(r"No module named '"), "ModuleNotFoundError"),
+    (re.compile(r"cannot import name '"), "ImportError"),
+    (re.compile(r"\[Errno \d+\]"), "OSError"),
+    (re.compile(r"(?:CUDA|HIP|XPU|NPU) out of memory"), "torch.OutOfMemoryError"),
+)
 
 
 def joined(text: str) -> str:
@@ -38,3 +59,25 @@ def joined(text: str) -> str:
 def says_ended(text: str) -> bool:
     """Whether a program that had started an engine (a model runner, a proxy, a desktop application) says that it ended."""
     return bool(_ENDED.search(text)) and not _WELL.search(text)
+
+
+def typed_message(message: str) -> str:
+    """A message that was printed without its exception's type, with the type that says such things; RuntimeError where none does."""
+    if m := _REPR.match(message):
+        return f"{m['type']}: {m['message']}"
+    if _TYPED.match(message):
+        return message
+    return f"{next((name for words, name in _TYPES if words.search(message)), 'RuntimeError')}: {message}"
+
+
+def is_repr(message: str) -> bool:
+    """Whether a message is an exception's repr: V0's engine process prints the one that ended its loop so."""
+    return bool(_REPR.match(message))
+
+
+def essence(text: str) -> str | None:
+    """The error that a message only carries on: a worker's, quoted by the engine core, or a check's inside pydantic's report."""
+    if m := _QUOTED.search(text) or _ORIGINAL.search(text):
+        return typed_message(m["message"]) if m["message"].strip("'\" ") else None
+    m = _REFUSED.search(text) or _REFUSED_ALONE.match(text) or _REFUSED_V1.match(text)
+    return f"ValueError: {m['message']}" if m else None

@@ -1,10 +1,11 @@
 """From lines to units: tracebacks put together per worker, chains kept, every rank's copy found again."""
 
 import re
-from collections.abc import Iterable
 
 from msgspec import Struct
 
+from firstlight.diagnose.messages import typed_message
+from firstlight.diagnose.processes import process_of
 from firstlight.engines.lines import Line
 
 FRAMES_KEPT = 80
@@ -13,7 +14,6 @@ STREAMS_KEPT = 2048
 _SIDE = "\0beside"
 LAST = 1000  # in a chain: behind everything that was raised
 MESSAGE_LINES = 40
-HEAD_SHOWN = 200
 MESSAGE_CHARS = 8000
 
 _EXCEPTION = re.compile(
@@ -25,62 +25,17 @@ _IN_TRACEBACK = re.compile(r"(?P<type>(?:[A-Za-z_]\w*\.)*[A-Za-z_]\w*)(?:\([\w.]
 _CAUSE = "The above exception was the direct cause of the following exception"
 _CONTEXT = "During handling of the above exception, another exception occurred"
 _GROUP = re.compile(r"^[ |+-]*\|? ?")
-_FRAME = re.compile(r'\s{0,8}File "[^"]+", line \d+(?:, in \S|,$|$)')
+FRAME = re.compile(r'\s{0,8}File "[^"]+", line \d+(?:, in \S|,$|$)')
 _WINDOWS = re.compile(r'File "[^"]+"')  # its path is written with / like everybody's
 _FIELD = re.compile(  # indented, and no traceback's code: `Reason:       OOMKilled` of a description, a record of llama.cpp
     r"[A-Z][A-Za-z ]{1,30}: {2,}\S|\d+\.\d\d\.\d{3}\.\d{3} [A-Z] |(?:ggml|llama|gguf|clip|common)_\w+: "
     r"|Found GPU\d+ |PyTorch no longer supports"
 )
-_CANN_REASON = re.compile(r"\b(?P<code>E[A-Z]\d{4})\)?: (?:\[PID: \d+\] \S+ )?(?P<why>(?!Inner|\[)[^\n]{8,300})")
 _PROMPT = re.compile(r"(?:\([\w.-]+\) )?\S{0,60}[$#>%]\s*$|```|Process \S+:$")  # what ends a traceback that a paste cuts
 _OTHERS = ("Process ", "[rank", "INFO:", "ERROR:", "nanobind:", "warnings.warn(", "```")  # lines that are no more of a message
 _WARNED = re.compile(r"\S+:\d+: \w*Warning: |\[[WEIF]\d{3,4} \d\d:\d\d:")
-_QUOTED = re.compile(
-    r"(?:[Ww]orker |RPC |)[Ff]ailed with error (?:%s[^'\"]*['\"], )?['\"](?P<message>.+?)['\"]?(?:, please check the stack trace|$)",
-    re.DOTALL,
-)
-_ORIGINAL = re.compile(r"to find the original error: (?P<message>\S.*?)\.?$", re.DOTALL)
 _IN_METHOD = re.compile(r"Exception in worker \S+ while processing method \w+: (?P<message>\S.*?),? Traceback \(most recent call last\)")
-_BARE = re.compile(r"[\w.]+:?")  # an exception without a message
-_REPR = re.compile(r"(?P<type>[A-Z]\w*(?:Error|Exception))\((?P<quote>['\"])(?P<message>.*?)(?P=quote),?\)?$", re.DOTALL)
 _COUNTED = re.compile(r"\d validation errors? for \w+\s*$")
-_REFUSED = re.compile(
-    r"validation errors? for \w+\s+(?:[\w.-]+\s+)?(?:Value|Assertion) (?:error|failed), (?P<message>.+?)(?: \[type=|$)", re.DOTALL
-)
-_REFUSED_ALONE = re.compile(r"(?:Value|Assertion) (?:error|failed), (?P<message>.+?)(?: \[type=|$)", re.DOTALL)
-_REFUSED_V1 = re.compile(r"[^\n]*validation errors? for \w+\s+__root__\s+(?P<message>.+?)(?: \(type=|$)", re.DOTALL)  # pydantic 1
-_TYPED = re.compile(r"(?:[\w.]+\.)?[A-Z]\w*(?:Error|Exception|Interrupt|Exit)\b")
-_TYPES = (
-    (re.compile(r"has no attribute '"), "AttributeError"),
-    (re.compile(r"\w+\(\) (?:got|missing|takes)|unsupported operand|object is not (?:callable|iterable|subscriptable)"), "TypeError"),
-    (re.compile(r"^'?[\w.-]+'?$"), "KeyError"),
-    (re.compile(r"No module named '"), "ModuleNotFoundError"),
-    (re.compile(r"cannot import name '"), "ImportError"),
-    (re.compile(r"\[Errno \d+\]"), "OSError"),
-    (re.compile(r"(?:CUDA|HIP|XPU|NPU) out of memory"), "torch.OutOfMemoryError"),
-)
-
-
-def typed_message(message: str) -> str:
-    """A message that was printed without its exception's type, with the type that says such things; RuntimeError where none does."""
-    if m := _REPR.match(message):
-        return f"{m['type']}: {m['message']}"
-    if _TYPED.match(message):
-        return message
-    return f"{next((name for words, name in _TYPES if words.search(message)), 'RuntimeError')}: {message}"
-
-
-def is_repr(message: str) -> bool:
-    """Whether a message is an exception's repr: V0's engine process prints the one that ended its loop so."""
-    return bool(_REPR.match(message))
-
-
-def essence(text: str) -> str | None:
-    """The error that a message only carries on: a worker's, quoted by the engine core, or a check's inside pydantic's report."""
-    if m := _QUOTED.search(text) or _ORIGINAL.search(text):
-        return typed_message(m["message"]) if m["message"].strip("'\" ") else None
-    m = _REFUSED.search(text) or _REFUSED_ALONE.match(text) or _REFUSED_V1.match(text)
-    return f"ValueError: {m['message']}" if m else None
 
 
 class Unit(Struct, kw_only=True):
@@ -184,7 +139,7 @@ class Collector:
             return None
         unit = latest.unit
         empty = unit.text.rstrip().endswith((":", ",")) or bool(_COUNTED.search(unit.text))
-        indented = line.text[:1] == " " and not _FRAME.match(line.text) and (unit.logged is None or line.text.startswith(" " * 16))
+        indented = line.text[:1] == " " and not FRAME.match(line.text) and (unit.logged is None or line.text.startswith(" " * 16))
         return latest if line.number == unit.last_line + self.step and (empty or indented or unit.carried) else None
 
     def close(self) -> list[Unit]:
@@ -194,7 +149,7 @@ class Collector:
 
     def _torn(self, stream: _Stream) -> list[Unit]:
         """A traceback that the log's end cut before its exception: where it happened is known, what is not."""
-        if not stream.open or stream.last is None or stream.last.number < self._newest or not any(_FRAME.match(f) for f in stream.frames):
+        if not stream.open or stream.last is None or stream.last.number < self._newest or not any(FRAME.match(f) for f in stream.frames):
             return []
         unit = self._unit(stream, stream.last, "Exception", "Exception")
         unit.torn = True
@@ -294,7 +249,7 @@ class Collector:
             return done
         if stripped:
             stream.linked = False
-        if _FRAME.match(text):
+        if FRAME.match(text):
             return [*done, *self._torn_open(stream, line, text)]
         if (text.startswith("    ") and not (line.header and text.startswith("      "))) or stripped.startswith(("raise ", "^^^^")):
             return done + ([self._plain(line, stripped)] if _FIELD.match(stripped) else [])
@@ -346,61 +301,3 @@ class Collector:
         unit, stream.unit = stream.unit, None
         stream.open = False
         return [unit] if unit is not None else []
-
-
-_PROCESS_MARKS = (
-    ("Worker", ("multiproc_executor.py", "worker_main", "RayWorkerWrapper", "WorkerProc(", "gpu_worker.py", "scheduler.py")),
-    ("EngineCore", ("run_engine_core", "EngineCoreProc", "run_engine_loop", "run_mp_engine", "in engine_step", "_log_task_completion")),
-    ("APIServer", ("run_server", "api_server.py", "cli/serve.py", "launch_core_engines")),
-)
-
-
-def process_of(frames: Iterable[str]) -> str | None:
-    """The process whose traceback this is, by its frames, where the lines carry no name: what the innermost known frames belong to."""
-    text = "\n".join(frames)
-    if "launch_core_engines" in text or "run_api_server" in text:
-        return "APIServer"
-    if "run_engine_core" in text:
-        return "EngineCore"
-    if "worker_main" in text:
-        return "Worker"
-    return next((name for name, marks in _PROCESS_MARKS if any(m in text for m in marks)), None)
-
-
-def level_of(worker: str | None) -> int:
-    """Where a process stands: 0 worker, 1 engine core, 2 API server, 3 unknown; a cause is in the lowest."""
-    if worker is None:
-        return 3
-    if "Worker" in worker or worker.startswith(("TP", "PP", "EP", "rank")):
-        return 0
-    if "EngineCore" in worker or worker.startswith("DP"):
-        return 1
-    return 2 if "APIServer" in worker or "ApiServer" in worker else 3
-
-
-_MASKS = (
-    (re.compile(r"0x[0-9a-fA-F]+"), "X"),
-    (re.compile(r"(?<![\w.])/(?:[\w.@+=-]+/)*[\w.@+=-]+"), "PATH"),
-    (re.compile(r"'[^'\n]{0,200}'"), "'…'"),
-    (re.compile(r"\d+(?:[.,]\d+)*"), "N"),
-)
-
-
-def shown(unit: Unit) -> str:
-    """What a person is shown of it: the message; where there is none, or the log is cut before it, with the source line that raised it;
-    of CANN's long ones the first line and the one that names the reason.
-    """
-    source = next((f.strip() for f in reversed(unit.frames) if f.strip(" ^~") and not _FRAME.match(f)), "")
-    if unit.torn:
-        where = next((f.strip() for f in reversed(unit.frames) if _FRAME.match(f)), "")
-        return f"{where}: {source}" if source else where or unit.text
-    if (reason := _CANN_REASON.search(unit.text)) and reason.start() > HEAD_SHOWN:
-        return f"{unit.head[:HEAD_SHOWN]} … {reason['code']}: {reason['why']}"
-    return f"{unit.text} by {source}" if source and _BARE.fullmatch(unit.text.strip()) else unit.text
-
-
-def template(text: str) -> str:
-    """A message with its numbers, addresses, paths and quoted names masked: equal for every rank and every run."""
-    for regex, mask in _MASKS:
-        text = regex.sub(mask, text)
-    return text[:400]
