@@ -219,12 +219,18 @@ def _torn(reader: LogReader) -> bool:
 
 
 def _waiting(reader: LogReader, live: list[Judged]) -> Judged | None:
-    """An unfinished log that ends in waiting: the symptom, where there is one that says enough. An excerpt without any of the start
-    that ends in a warning: what that explains; of a start that is under way nobody knows yet.
+    """An unfinished log that ends in waiting: the symptom, where there is one that says enough, or where the text begins and ends in
+    it. An excerpt without any of the start that ends in a warning: what that explains; of a start that is under way nobody knows yet.
     """
-    wait = next((j for j in live if j.role == "symptom" and j.rule is not None and j.rule.confidence >= 0.5), None)
+    symptoms = [j for j in live if j.role == "symptom" and j.rule is not None]
+    wait = next((j for j in symptoms if said_with(j) >= 0.5 or _all_of_it(j, reader)), None)
     last = (j for j in live if j.role == "hint" and reader.lines - j.seen.until <= NEXT_TO and j.seen.unit not in reader.spared)
     return wait or (None if reader.course.moves else next(last, None))
+
+
+def _all_of_it(j: Judged, reader: LogReader) -> bool:
+    """Whether the text begins and ends in this, and repeats it."""
+    return j.line <= reader.step and j.seen.until > reader.lines - reader.step and j.seen.until > j.line
 
 
 def _first(deadly: list[Judged], reader: LogReader) -> Judged | None:

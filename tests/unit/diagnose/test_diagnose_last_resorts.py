@@ -144,3 +144,15 @@ def test_a_bare_heading_is_shown_with_the_line_behind_it() -> None:
     found = diagnose(b"main: loading model\nError:\nthe kestrel is not at home\n")
     assert found.unknown is not None
     assert found.unknown.first_exception == "line 2: Error: the kestrel is not at home"
+
+
+def test_a_text_that_is_nothing_but_waiting_is_put_down_to_the_wait() -> None:
+    line = (
+        "(APIServer pid=1) DEBUG 01-02 03:04:{:02} [v1/engine/utils.py:1143] Waiting for 1 local, 0 remote core engine proc(s) to start.\n"
+    )
+    waits = "".join(line.format(second) for second in range(0, 60, 10))
+    found = diagnose(waits.encode())
+    assert (found.outcome, found.cause and found.cause.code) == ("incomplete", "hang-unknown")
+    begun = "(EngineCore pid=7) INFO 01-02 03:04:01 [gpu_model_runner.py:99] Starting to load model x...\n"
+    assert diagnose((waits + begun).encode()).cause is None
+    assert diagnose(line.format(1).encode()).cause is None
