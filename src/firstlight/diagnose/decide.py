@@ -4,17 +4,14 @@ import re
 
 from msgspec import Struct
 
-from firstlight.catalog.milestones import RANK
-from firstlight.catalog.rules import Rule
 from firstlight.diagnose.course import ENDED
-from firstlight.diagnose.log import ALIVE_LINES, VAGUE, LogReader, Seen
-from firstlight.diagnose.matching import Match
-from firstlight.diagnose.messages import essence, says_ended
+from firstlight.diagnose.judging import Judged, is_general, is_known, judge, passed_over, said_with
+from firstlight.diagnose.log import ALIVE_LINES, LogReader
+from firstlight.diagnose.messages import essence
 from firstlight.diagnose.noise import is_of_request
 from firstlight.diagnose.processes import level_of
 from firstlight.diagnose.units import Unit
 
-_ROLE_ORDER = {"cause": 0, "consequence": 1, "symptom": 2, "hint": 3, "wrapper": 4}
 _LOUD = frozenset({None, "ERROR", "CRITICAL"})
 _ENDED_BY = re.compile(r"(?:\S+: line \d+: +\d+ )?(?:Killed|Terminated|Aborted|Segmentation fault|Bus error)\b.*")
 _ABORTED = re.compile(
@@ -22,32 +19,7 @@ _ABORTED = re.compile(
     r"|^terminate called|\(core dumped\)"
 )
 NEXT_TO = 3  # lines
-CONTESTED = 0.65  # confidence at most where the place speaks of something else
-SURE = 0.7  # confidence from which on a verdict is not called a guess
 EXPLAINING = 0.85  # confidence from which on a message proves its title
-_ENDS = frozenset({"process-crashed", "process-killed"})
-_FOR_ANYTHING = frozenset(  # exceptions whose messages do not say what they are about
-    {"JSONDecodeError", "UnicodeDecodeError", "FileNotFoundError", "NotADirectoryError", "EOFError", "TimeoutError", "ConnectionError"}
-    | {"ConnectionRefusedError", "ConnectionResetError", "BrokenPipeError", "StopIteration"}
-)
-GENERAL = -10  # rules of this priority and below know a place, not a message
-
-
-class Judged(Struct, frozen=True, kw_only=True):
-    """A unit with the one match that counts. role: the match's, or `unknown`. handled: the engine went on after it."""
-
-    seen: Seen
-    match: Match | None
-    role: str
-    handled: bool
-
-    @property
-    def rule(self) -> Rule | None:
-        return self.match.rule if self.match else None
-
-    @property
-    def line(self) -> int:
-        return self.seen.unit.line
 
 
 class Decision(Struct, frozen=True, kw_only=True):
@@ -62,43 +34,6 @@ class Decision(Struct, frozen=True, kw_only=True):
     judged: list[Judged]
     hint: Judged | None = None
     consequence: Judged | None = None
-
-
-def judge(reader: LogReader) -> list[Judged]:
-    return [_judged(seen, reader) for seen in sorted(reader.seen, key=lambda s: s.unit.line)]
-
-
-def _judged(seen: Seen, reader: LogReader) -> Judged:
-    match = _best(seen, reader)
-    role = match.rule.role if match else "unknown"
-    return Judged(seen=seen, match=match, role=role, handled=_handled(seen, match, reader))
-
-
-def _best(seen: Seen, reader: LogReader) -> Match | None:
-    phase = seen.unit.phase
-    fitting = [m for m in seen.matches if reader.holds(m.rule) and (not m.rule.only_phases or phase in m.rule.only_phases)]
-    return min(fitting, key=lambda m: (-m.rule.priority, _ROLE_ORDER[m.rule.role], -_narrowness(m.rule)), default=None)
-
-
-def _narrowness(rule: Rule) -> int:
-    return sum(map(bool, (rule.frames, rule.places, rule.with_log, rule.unless, rule.unless_log, rule.only_phases, rule.versions)))
-
-
-def _handled(seen: Seen, match: Match | None, reader: LogReader) -> bool:
-    """Whether the start went on: the same process reached a later phase, or the engine as a whole did. Of a process that is said to
-    have crashed only a server that got ready went on: the lines behind it, where none is named, are of others.
-    """
-    unit = seen.unit
-    if reader.course.ready_line and unit.line < reader.course.ready_line:
-        return True
-    if says_ended(unit.text):
-        return False
-    if match is not None and match.rule.code in _ENDS and unit.kind == "line" and unit.worker is None:
-        return False
-    for line, phase, worker in reader.course.moves:
-        if line > unit.last_line and phase not in ENDED and (worker == unit.worker or RANK[phase] >= RANK["kv-allocation"]):
-            return True
-    return False
 
 
 def decide(reader: LogReader, exit_status: int | None) -> Decision:
@@ -131,7 +66,7 @@ def _deadly(j: Judged, reader: LogReader) -> bool:
     unit = j.seen.unit
     if j.role == "hint" or (is_of_request(unit.source) and j.role != "wrapper" and essence(unit.text) is None):
         return False
-    if j.rule is not None and j.role != "symptom" and not _general(j):
+    if j.rule is not None and j.role != "symptom" and not is_general(j):
         loud = unit.logged in _LOUD or j.rule.info
         return (
             j.rule.fatal
@@ -182,11 +117,6 @@ def _may_end(j: Judged) -> bool:
 def _goes_on(unit: Unit, reader: LogReader) -> bool:
     lines = reader.alive.get(unit.worker, ())
     return len(lines) >= ALIVE_LINES and lines[-ALIVE_LINES] > unit.last_line
-
-
-def _general(j: Judged) -> bool:
-    """Whether only the place or kind of an exception is known: it counts as one that no rule knows."""
-    return j.rule is not None and j.rule.priority <= GENERAL and j.seen.unit.kind == "exception"
 
 
 def _in_thread(unit: Unit) -> bool:
@@ -241,13 +171,13 @@ def _first(deadly: list[Judged], reader: LogReader) -> Judged | None:
         return None
     start = min(roots, key=lambda j: j.line)
     chain = [j for j in roots if j is start or (start.seen.unit.chain and j.seen.unit.chain == start.seen.unit.chain)]
-    known = [j for j in chain if _known(j)]
+    known = [j for j in chain if is_known(j)]
     if known:
         best = max(known, key=lambda j: (j.rule.priority if j.rule else 0, -j.seen.unit.order))
         return _deeper(best, roots, NEXT_TO * reader.step) if best.rule and best.rule.yields else best
     lower = [j for j in roots if level_of(j.seen.unit.worker) < level_of(start.seen.unit.worker)]
     return (
-        next((j for j in lower if _known(j)), None)
+        next((j for j in lower if is_known(j)), None)
         or _beside(start, roots, NEXT_TO * reader.step)
         or _placed(lower)
         or _placed(chain)
@@ -261,18 +191,9 @@ def _outlived(j: Judged, roots: list[Judged], reader: LogReader) -> bool:
     return j.seen.unit.kind == "line" and j.line < onward and any(o.line > onward for o in roots)
 
 
-def is_contested(j: Judged) -> bool:
-    """Whether an exception that is raised for anything, known by its message alone, came from a place that the rules put elsewhere."""
-    if j.rule is None or j.seen.unit.type not in _FOR_ANYTHING or j.rule.frames or j.rule.places or not j.seen.unit.frames:
-        return False
-    placed = [m.rule for m in j.seen.matches if m.rule.places and m.rule.priority > VAGUE]
-    best = max(placed, key=lambda r: r.priority, default=None)
-    return best is not None and best.code != j.rule.code
-
-
 def _beside(start: Judged, roots: list[Judged], near: int) -> Judged | None:
     """A line right behind an exception that no rule knows, which a rule does: the rest of its message, or what its library printed."""
-    after = [j for j in roots if j.seen.unit.kind == "line" and 0 < j.line - start.line <= near and _known(j) and not _of_shell(j)]
+    after = [j for j in roots if j.seen.unit.kind == "line" and 0 < j.line - start.line <= near and is_known(j) and not _of_shell(j)]
     return min(after, key=lambda j: j.line, default=None)
 
 
@@ -292,18 +213,6 @@ def _hint(judged: list[Judged], reader: LogReader) -> Judged | None:
     return max((j for j in late if j.role == "hint" or (passed_over(j) and _explains(j))), key=said_with, default=None)
 
 
-def said_with(j: Judged) -> float:
-    """The confidence with which its rule may be said here: contested, or of something that the start went on after, it is less."""
-    confidence = j.rule.confidence if j.rule else 0.0
-    confidence = min(confidence, CONTESTED) if is_contested(j) else confidence
-    return min(confidence, SURE) if passed_over(j) else confidence
-
-
-def passed_over(j: Judged) -> bool:
-    """Whether the start went on after what a rule knows as a cause: it may be why it failed in the end, where nothing else is."""
-    return j.handled and j.role == "cause"
-
-
 def _explains(j: Judged) -> bool:
     """Whether such a line says by itself what is wrong: its message proves it."""
     rule = j.rule
@@ -314,10 +223,6 @@ def _explains(j: Judged) -> bool:
 def _consequence(live: list[Judged]) -> Judged | None:
     """The earliest sign of something that is not in the text: a peer that is gone, a call that was not answered."""
     return next((j for j in live if j.role == "consequence"), None)
-
-
-def _known(j: Judged) -> bool:
-    return j.role == "cause" and not _general(j)
 
 
 def _placed(judged: list[Judged]) -> Judged | None:

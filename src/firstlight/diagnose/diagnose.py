@@ -8,8 +8,9 @@ from msgspec import structs
 
 from firstlight.catalog.rules import Rule, titled, version_within
 from firstlight.core.diagnosis import Cause, Diagnosis, Evidence, Remedy, Safety, Unknown
-from firstlight.diagnose.decide import SURE, Decision, Judged, decide, said_with
+from firstlight.diagnose.decide import Decision, decide
 from firstlight.diagnose.exits import by_exit, first_error, last_error
+from firstlight.diagnose.judging import SURE, Judged, said_with
 from firstlight.diagnose.likeness import near_by_words, told
 from firstlight.diagnose.log import VAGUE, LogReader, read
 from firstlight.diagnose.noise import speaks_of_error
