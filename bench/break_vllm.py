@@ -1,13 +1,15 @@
 """Breaks a real vLLM in many real ways and checks what `diagnose` says of each log.
 
-    python bench/break_vllm.py --python ENGINE/bin/python --out FOLDER [--only NAME,NAME] [--lock FILE] [--seconds 300] [--forked] [--check]
+    python bench/break_vllm.py --python ENGINE/bin/python --out FOLDER [--only NAME,NAME] [--lock FILE] [--seconds 300] [--port 8431]
+        [--forked] [--check]
     python bench/break_vllm.py --table
 
 Each case is one real start with tiny models that the script makes itself (with the engine's own torch and tokenizers). The logs stay in
 FOLDER as NAME.log with NAME.json beside it (exit status, seconds); --check reads logs that are there and starts nothing. What was found is
 kept by release and case in bench/results/break_vllm.json; --table prints that as it stands in docs/diagnose.md. A start that neither ended
 nor got ready within --seconds is told and not counted. --forked saves the ten seconds that vLLM's imports take: one process imports it and
-forks for each case.
+forks for each case that sets no limits and no variables; the others are started after these. Two campaigns can run side by side, each with
+its own --port and --lock.
 """
 
 import argparse
@@ -29,7 +31,6 @@ from pathlib import Path
 
 from firstlight.diagnose.diagnose import diagnose
 
-PORT = 8431
 RESULTS = Path(__file__).parent / "results" / "break_vllm.json"
 OWN = {
     "VLLM_TARGET_DEVICE": "cpu",
@@ -199,6 +200,35 @@ def send(process: str, mark: str, number: signal.Signals) -> Callable[[int, str]
     return act
 
 
+def signal_server(mark: str, number: signal.Signals, group: bool = False) -> Callable[[int, str], bool]:
+    """Sends a signal to the server's own process, or to its whole group as Ctrl-C does, once the log contains a mark."""
+
+    def act(pid: int, log: str) -> bool:
+        if mark not in log:
+            return False
+        (os.killpg if group else os.kill)(pid, number)
+        return True
+
+    return act
+
+
+def pointer(file: str) -> Callable[[Path], None]:
+    """Leaves what a clone without git-lfs leaves of a large file."""
+
+    def act(folder: Path) -> None:
+        path = shards(folder)[0] if file == "shard" else folder / file
+        size = path.stat().st_size
+        path.write_text(f"version https://git-lfs.github.com/spec/v1\noid sha256:{'0' * 64}\nsize {size}\n")
+
+    return act
+
+
+def own_code(folder: Path) -> None:
+    """A model with its own configuration class, whose module imports what is not installed."""
+    (folder / "c.py").write_text("import nosuchpackage\nfrom transformers import LlamaConfig\n\n\nclass C(LlamaConfig):\n    pass\n")
+    edit("config.json", lambda c: c.update(model_type="own", auto_map={"AutoConfig": "c.C"}))(folder)
+
+
 def with_json_logging(change: Callable[[Path], None] | None) -> Callable[[Path], None]:
     """Puts a logging configuration beside the model (VLLM_LOGGING_CONFIG_PATH names it): every record one line of JSON."""
 
@@ -216,6 +246,7 @@ def with_json_logging(change: Callable[[Path], None] | None) -> Callable[[Path],
 
 JSON_FORMAT = "%(asctime)s %(levelname)s %(name)s %(processName)s %(process)d %(message)s"
 JSON_LOGGING = {"VLLM_LOGGING_CONFIG_PATH": "{model}/logging.json"}
+LIMIT_MEMORY = 'd=/sys/fs/cgroup/memory/fl-break; mkdir -p $d; echo 1200M > $d/memory.limit_in_bytes; echo $$ > $d/cgroup.procs; exec "$@"'
 KILLED = ("process-killed", "process-vanished", "host-ram-oom")
 
 CASES = [
@@ -322,6 +353,54 @@ CASES = [
         during=send("Worker", "Application startup complete", signal.SIGKILL),
         outcome="serving-failed",
     ),
+    Case("server-killed", ("process-killed",), during=signal_server("Starting to load", signal.SIGKILL)),
+    Case("server-stopped", ("stopped-while-starting",), during=signal_server("Starting to load", signal.SIGTERM)),
+    Case("interrupted", ("stopped-while-starting",), during=signal_server("Starting to load", signal.SIGINT, group=True)),
+    Case("oom-killed", KILLED, prefix=("bash", "-c", LIMIT_MEMORY, "_")),
+    Case(
+        "cache-read-only",
+        ("read-only-file-system",),
+        env={"VLLM_CACHE_ROOT": "/mnt/fl-full/v", "TORCHINDUCTOR_CACHE_DIR": "/mnt/fl-full/i"},
+        prefix=("unshare", "-m", "bash", "-c", 'mkdir -p /mnt/fl-full; mount -t tmpfs -o ro none /mnt/fl-full; exec "$@"', "_"),
+        eager=False,
+    ),
+    Case("host-address", ("port-not-permitted",), ("--host", "203.0.113.7")),
+    Case("env-number", ("environment-invalid",), env={"VLLM_CPU_KVCACHE_SPACE": "many"}),
+    Case("env-choice", ("environment-invalid", "logging-config-invalid"), env={"VLLM_LOGGING_LEVEL": "NOSUCH"}),
+    Case("kv-space", ("does-not-fit", "host-ram-oom", "no-memory-for-cache-blocks"), env={"VLLM_CPU_KVCACHE_SPACE": "500"}),
+    Case("shard-pointer", ("checkpoint-shard-corrupt",), model=pointer("shard")),
+    Case("shard-empty", ("checkpoint-shard-corrupt",), model=lambda f: shards(f)[-1].write_bytes(b"") and None),
+    Case("config-pointer", ("config-json-invalid",), model=pointer("config.json")),
+    Case("tokenizer-pointer", ("tokenizer-invalid", "config-json-invalid"), model=pointer("tokenizer.json")),
+    Case(
+        "index-cut",
+        ("config-json-invalid", "checkpoint-shard-corrupt"),
+        model=lambda f: (f / "model.safetensors.index.json").write_text('{"weight_map": {') and None,
+    ),
+    Case("layers-more", ("weights-not-initialized",), model=edit("config.json", lambda c: c.update(num_hidden_layers=6))),
+    Case("layers-fewer", ("weight-name-unknown",), model=edit("config.json", lambda c: c.update(num_hidden_layers=3))),
+    Case("kv-heads", ("weight-shape-mismatch",), model=edit("config.json", lambda c: c.update(num_key_value_heads=4))),
+    Case(
+        "rope",
+        ("model-config-unsupported", "config-refused"),
+        model=edit("config.json", lambda c: c.update(rope_scaling={"rope_type": "nosuch", "factor": 2.0})),
+    ),
+    Case(
+        "dtype-config",
+        ("dtype-unsupported", "model-config-unsupported", "config-refused"),
+        model=edit("config.json", lambda c: c.update(torch_dtype="float99", dtype="float99")),
+    ),
+    Case("own-code-import", ("dependency-missing", "remote-code-failed"), ("--trust-remote-code",), model=own_code),
+    Case("loader-missing", ("dependency-missing",), ("--load-format", "runai_streamer")),
+    Case("bitsandbytes", ("dependency-missing", "quantization-unsupported"), ("--quantization", "bitsandbytes")),
+    Case(
+        "kv-dtype",
+        ("attn-backend-unsupported-kv-dtype", "attn-backend-unsupported", "flag-value-invalid"),
+        ("--kv-cache-dtype", "nvfp4"),
+    ),
+    Case("middleware", ("plugin-failed", "dependency-missing", "flag-value-invalid"), ("--middleware", "nosuch.Thing")),
+    Case("overrides-json", ("flag-value-invalid",), ("--hf-overrides", '{"architectures": [')),
+    Case("lora-rank", ("flag-value-invalid", "lora-rank-limit"), ("--enable-lora", "--max-lora-rank", "3")),
     Case("json-log", ("checkpoint-shard-corrupt",), env=JSON_LOGGING, model=with_json_logging(cut)),
     Case("json-log-healthy", (), env=JSON_LOGGING, model=with_json_logging(None), outcome="ready"),
     Case("compiled", (), outcome="ready", eager=False),
@@ -336,7 +415,7 @@ def prepare(engine: str, out: Path) -> Path:
     return base
 
 
-def run(case: Case, engine: str, out: Path, seconds: float, server: "subprocess.Popen[str] | None" = None) -> None:
+def run(case: Case, engine: str, out: Path, seconds: float, port: int, server: "subprocess.Popen[str] | None" = None) -> None:
     """One start. server: forks it (only for cases that change nothing before the interpreter begins)."""
     model = out / "models" / case.name
     shutil.rmtree(model, ignore_errors=True)
@@ -348,22 +427,26 @@ def run(case: Case, engine: str, out: Path, seconds: float, server: "subprocess.
         if case.hold_port:
             held = stack.enter_context(socket.socket())
             held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            held.bind(("127.0.0.1", PORT))
+            held.bind(("127.0.0.1", port))
             held.listen()
         log = stack.enter_context((out / f"{case.name}.log").open("wb"))
         process: subprocess.Popen[bytes] | Forked
         if server is not None:
-            process = Forked(server, command(case, engine, model)[3:], environment(case, model), out / f"{case.name}.log")
+            process = Forked(server, command(case, engine, model, port)[3:], environment(case, model), out / f"{case.name}.log")
         else:
             process = subprocess.Popen(
-                command(case, engine, model), stdout=log, stderr=subprocess.STDOUT, env=environment(case, model), start_new_session=True
+                command(case, engine, model, port),
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env=environment(case, model),
+                start_new_session=True,
             )
         stack.callback(end, process)
         acted, ready_at = case.during is None, None
         while process.poll() is None and time.monotonic() - started < seconds:
             text = (out / f"{case.name}.log").read_text(errors="replace")
             acted = acted or (case.during is not None and case.during(process.pid, text))
-            if ready_at is None and healthy():
+            if ready_at is None and healthy(port):
                 ready_at = time.monotonic()
             if ready_at and case.outcome == "ready":
                 break
@@ -374,10 +457,10 @@ def run(case: Case, engine: str, out: Path, seconds: float, server: "subprocess.
     (out / f"{case.name}.json").write_text(json.dumps({"exit_status": status, "seconds": round(time.monotonic() - started, 1)}))
 
 
-def command(case: Case, engine: str, model: Path) -> list[str]:
+def command(case: Case, engine: str, model: Path, port: int) -> list[str]:
     eager = ("--enforce-eager",) if case.eager else ()
     target = case.model_name or str(model)
-    serve = (engine, "-m", "vllm.entrypoints.cli.main", "serve", target, "--host", "127.0.0.1", "--port", str(PORT), *eager)
+    serve = (engine, "-m", "vllm.entrypoints.cli.main", "serve", target, "--host", "127.0.0.1", "--port", str(port), *eager)
     length = () if "--max-model-len" in case.args else ("--max-model-len", "1024")
     return [*case.prefix, *serve, *length, *case.args]
 
@@ -386,9 +469,9 @@ def environment(case: Case, model: Path) -> dict[str, str]:
     return {**os.environ, **OWN, **{name: value.format(model=model) for name, value in case.env.items()}}
 
 
-def healthy() -> bool:
+def healthy(port: int) -> bool:
     with suppress(OSError):
-        return bool(urllib.request.urlopen(f"http://127.0.0.1:{PORT}/health", timeout=1).status == 200)
+        return bool(urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=1).status == 200)
     return False
 
 
@@ -476,22 +559,27 @@ def mark(row: dict[str, object]) -> str:
 
 def start_all(chosen: list[Case], options: argparse.Namespace) -> None:
     """Every case one after the other; the lock is held for one start at a time, with --forked for all that one process makes."""
-    server = None
-    with ExitStack() as forked:
-        if options.forked:
-            chosen = [c for c in chosen if forks(c)]
-            prepare(options.python, options.out)
+    together = [c for c in chosen if options.forked and forks(c)]
+    if together:
+        prepare(options.python, options.out)
+        with ExitStack() as forked:
             hold(options.lock, forked)
             server = subprocess.Popen(
                 [options.python, "-c", SERVER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env={**os.environ, **OWN}
             )
             forked.callback(server.kill)
-        for case in chosen:
+            for case in together:
+                start(case, options, server)
+    for case in chosen:
+        if case not in together:
             with ExitStack() as one:
-                if server is None:
-                    hold(options.lock, one)
-                run(case, options.python, options.out, options.seconds, server)
-            print(case.name, (options.out / f"{case.name}.json").read_text(), flush=True)
+                hold(options.lock, one)
+                start(case, options)
+
+
+def start(case: Case, options: argparse.Namespace, server: "subprocess.Popen[str] | None" = None) -> None:
+    run(case, options.python, options.out, options.seconds, options.port, server)
+    print(case.name, (options.out / f"{case.name}.json").read_text(), flush=True)
 
 
 def hold(lock: Path | None, stack: ExitStack) -> None:
@@ -506,6 +594,7 @@ def main() -> int:
     parser.add_argument("--only", default="")
     parser.add_argument("--lock", type=Path)
     parser.add_argument("--seconds", type=float, default=120)
+    parser.add_argument("--port", type=int, default=8431)
     parser.add_argument("--forked", action="store_true", help="one process imports vLLM and forks for each case")
     parser.add_argument("--check", action="store_true")
     parser.add_argument("--table", action="store_true")
