@@ -19,6 +19,7 @@ _ABORTED = re.compile(
     r"|^terminate called|\(core dumped\)"
 )
 NEXT_TO = 3  # lines
+RECORD_LINES = 200  # of one record at most: a message and its traceback
 EXPLAINING = 0.85  # confidence from which on a message proves its title
 
 
@@ -241,13 +242,22 @@ def _deeper(best: Judged, roots: list[Judged], near: int) -> Judged:
 
 
 def _near(j: Judged, best: Judged, near: int) -> bool:
-    return level_of(j.seen.unit.worker) < 2 or _next_to(j, best, near)
+    return level_of(j.seen.unit.worker) < 2 or _next_to(j, best, near) or _of_record(j, best)
+
+
+def _of_record(j: Judged, best: Judged) -> bool:
+    """Whether a line and the exception after it are one record of the log: a message, and the traceback that it was logged with."""
+    line, raised = best.seen.unit, j.seen.unit
+    same = line.source is not None and (line.source, line.logged, line.worker) == (raised.source, raised.logged, raised.worker)
+    return same and line.kind == "line" and raised.kind == "exception" and 0 < raised.line - line.line <= RECORD_LINES
 
 
 def _next_to(j: Judged, best: Judged, near: int) -> bool:
-    """Whether a message that a rule knows stands right behind one of which only the kind is known."""
+    """Whether a message that a rule knows stands right behind one of which only the kind is known, or in the same record of the log."""
     weak = best.rule is not None and j.rule is not None and best.rule.priority < 0 <= j.rule.priority
-    return weak and j.seen.unit.worker == best.seen.unit.worker and 0 <= j.line - best.line <= near
+    record = best.seen.unit.logged is not None and j.seen.unit.source == best.seen.unit.source
+    reach = near * NEXT_TO if record else near
+    return weak and j.seen.unit.worker == best.seen.unit.worker and 0 <= j.line - best.line <= reach
 
 
 def _noted(judged: list[Judged], first: Judged | None) -> list[Judged]:

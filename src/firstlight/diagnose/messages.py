@@ -24,6 +24,10 @@ _REFUSED = re.compile(
 )
 _REFUSED_ALONE = re.compile(r"(?:Value|Assertion) (?:error|failed), (?P<message>.+?)(?: \[type=|$)", re.DOTALL)
 _REFUSED_V1 = re.compile(r"[^\n]*validation errors? for \w+\s+__root__\s+(?P<message>.+?)(?: \(type=|$)", re.DOTALL)  # pydantic 1
+_RAISE = re.compile(
+    r"""raise (?P<type>(?:[A-Za-z_]\w*\.)*[A-Z]\w*)\((?:(?P<f>[fF])?(?P<quote>['"])(?P<message>[^\n]*?)(?P=quote)[ ,+%.)]|[^'"\n]*\)?$)"""
+)
+_HOLE = re.compile(r"\{[^{}]*\}")
 _TYPED = re.compile(r"(?:[\w.]+\.)?[A-Z]\w*(?:Error|Exception|Interrupt|Exit)\b")
 _TYPES = (
     (re.compile(r"has no attribute '"), "AttributeError"),
@@ -68,6 +72,18 @@ def typed_message(message: str) -> str:
     if _TYPED.match(message):
         return message
     return f"{next((name for words, name in _TYPES if words.search(message)), 'RuntimeError')}: {message}"
+
+
+def raising(source: str) -> str | None:
+    """What a line of code raises, as it would be printed: `raise ValueError("no room")` is `ValueError: no room`; None for other lines.
+
+    What an f-string would hold is left out, and a message that is not in the line.
+    """
+    m = _RAISE.match(source)
+    if m is None:
+        return None
+    message = (_HOLE.sub("…", m["message"]) if m["f"] else m["message"]) if m["message"] else ""
+    return f"{m['type']}: {message}".removesuffix(": ")
 
 
 def is_repr(message: str) -> bool:

@@ -57,7 +57,7 @@ def place_of_frames(frames: Sequence[str]) -> str | None:
         if elided := _ELIDED.match(m["path"]):
             return f"sglang/srt/{elided['path']}:{m['function'] or ''}"
         inner = _SITE.match(m["path"]) or _ENGINE.match(m["path"])
-        return f"{inner['path'] if inner else m['path']}:{m['function'] or ''}"
+        return f"{inner['path'] if inner else m['path'].removeprefix('.../')}:{m['function'] or ''}"
     return None
 
 

@@ -4,7 +4,7 @@ import re
 
 from msgspec import Struct
 
-from firstlight.diagnose.messages import typed_message
+from firstlight.diagnose.messages import raising, typed_message
 from firstlight.diagnose.processes import process_of
 from firstlight.engines.lines import Line
 
@@ -29,7 +29,7 @@ FRAME = re.compile(r'\s{0,8}File "[^"]+", line \d+(?:, in \S|,$|$)')
 _WINDOWS = re.compile(r'File "[^"]+"')  # its path is written with / like everybody's
 _FIELD = re.compile(  # indented, and no traceback's code: `Reason:       OOMKilled` of a description, a record of llama.cpp
     r"[A-Z][A-Za-z ]{1,30}: {2,}\S|\d+\.\d\d\.\d{3}\.\d{3} [A-Z] |(?:ggml|llama|gguf|clip|common)_\w+: "
-    r"|Found GPU\d+ |PyTorch no longer supports"
+    r"|Found GPU\d+ |PyTorch no longer supports|(?:rt|acl|[Hh]ccl)\w+ execute failed"
 )
 _PROMPT = re.compile(r"(?:\([\w.-]+\) )?\S{0,60}[$#>%]\s*$|```|Process \S+:$")  # what ends a traceback that a paste cuts
 _OTHERS = ("Process ", "[rank", "INFO:", "ERROR:", "nanobind:", "warnings.warn(", "```")  # lines that are no more of a message
@@ -45,7 +45,7 @@ class Unit(Struct, kw_only=True):
     chain: units of one `raise from` or `during handling` chain share it; order: place in the chain, 0 is the first raised.
     logged: its level where it came through the logger (an INFO or WARNING traceback was handled by the engine).
     carried: its message went on in lines without the process's prefix. place: `path:function` that raised it, where that is known.
-    torn: the log ends in its frames; what was raised is not in it.
+    torn: the log ends in its frames; what was raised is not in it, or only as the line of code that raised it.
     """
 
     kind: str
@@ -70,15 +70,19 @@ class Unit(Struct, kw_only=True):
         return self.text.split("\n", 1)[0]
 
 
+def _indent(text: str) -> int:
+    return len(text) - len(text.lstrip(" \t"))
+
+
 class _Stream:
     """What one process is in the middle of printing."""
 
-    __slots__ = ("chain", "flat", "frames", "headed", "indent", "last", "linked", "open", "order", "shift", "source", "unit")
+    __slots__ = ("chain", "flat", "frames", "headed", "indent", "last", "linked", "open", "order", "outer", "source", "unit")
 
     def __init__(self) -> None:
         self.open = False
         self.indent = 0
-        self.shift = 0
+        self.outer = 0
         self.flat = False
         self.headed = False
         self.frames: list[str] = []
@@ -151,7 +155,8 @@ class Collector:
         """A traceback that the log's end cut before its exception: where it happened is known, what is not."""
         if not stream.open or stream.last is None or stream.last.number < self._newest or not any(FRAME.match(f) for f in stream.frames):
             return []
-        unit = self._unit(stream, stream.last, "Exception", "Exception")
+        said = raising(stream.frames[-1]) or "Exception"
+        unit = self._unit(stream, stream.last, said, said.split(":", 1)[0].split(".")[-1])
         unit.torn = True
         return [unit]
 
@@ -168,7 +173,7 @@ class Collector:
     def _begin(self, stream: _Stream, line: Line) -> None:
         stream.open, stream.flat, stream.headed, stream.frames, stream.source = True, False, False, [], line.source
         stream.indent = len(line.text) - len(line.text.lstrip(" "))
-        stream.shift = 0
+        stream.outer = 0
         if stream.linked:
             stream.order += 1
         else:
@@ -193,12 +198,12 @@ class Collector:
         return self._inside(stream, line, text)
 
     def _inside(self, stream: _Stream, line: Line, text: str) -> list[Unit]:
-        stripped = text.lstrip(" ")
+        stripped, indent = text.lstrip(" "), _indent(text)
         if "\\" in text and stripped.startswith('File "'):
             text = _WINDOWS.sub(lambda m: m[0].replace("\\", "/"), text, count=1)
         if stripped.startswith('File "') and not stream.frames:
-            stream.shift = max(0, len(text) - len(stripped) - 2)
-        if stream.shift and len(text) - len(stripped) == stream.shift and _EXCEPTION.match(stripped):
+            stream.outer = indent  # a frame's own indentation: code is deeper, what was raised is not
+        if stream.frames and indent <= stream.outer and _EXCEPTION.match(stripped):
             text = stripped
         stream.last, stream.headed = line, line.header
         if text[:1] in (" ", "\t") or not text.strip():
@@ -220,7 +225,7 @@ class Collector:
         if m is None and _PROMPT.match(text):
             done, stream.open = self._torn(stream), False
             return done
-        stream.open = False
+        stream.open, stream.outer = False, indent
         stream.unit = self._unit(stream, line, text, m["type"].split(".")[-1] if m else None)
         self._latest = stream
         return []
@@ -233,7 +238,7 @@ class Collector:
             return self._closed(stream)
         unit = stream.unit
         belongs = unit is not None and self._continues(stream, unit, line, stripped)
-        if belongs and unit is not None and not (stripped and text[:1] not in (" ", "\t") and _EXCEPTION.match(stripped)):
+        if belongs and unit is not None and not (stripped and _indent(text) <= stream.outer and _EXCEPTION.match(stripped)):
             self._extend(unit, line, text)
             return []
         done = self._closed(stream)

@@ -1,8 +1,18 @@
 """A log's bytes as numbered pieces: lines, and the bars that are drawn over each other in one. Pure."""
 
+import re
+
 LINE_LIMIT = 65536
 REDRAWN = 4  # bars of one line with the same percentage
+FOLDED = 300  # characters that a line has at least into which a traceback was folded
 _BAR_ENDS = ("it/s]", "s/it]")
+_TRACEBACK = "Traceback (most recent call last)"
+_PROCESS = re.compile(r" (?=\([A-Za-z]\w* pid=\d+\))")
+_TURNS = re.compile(  # where a traceback's lines ended: before a frame, behind its function, before what was raised or a link
+    r" +(?=File \"[^\"]+\", line \d+)|(?<=, in )(?P<function>[\w.<>]+) +(?=\S)"
+    r"| +(?=(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception)(?:: |$))| +(?=(?:The above exception was|During handling of) )"
+    r"|(?<=\(most recent call last\):) +"
+)
 
 
 class Splitter:
@@ -56,11 +66,29 @@ class Splitter:
                 for piece in line.split("\r"):
                     if piece:
                         found += self._bars.take(number, piece)
+            elif len(line) > FOLDED and _TRACEBACK in line:
+                for piece in unfolded(line):
+                    found += self._bars.take(number, piece)
             elif line:
                 found += self._bars.take(number, line)
             number += 1
         self._number += len(lines) - 1
         return found
+
+
+def unfolded(line: str) -> list[str]:
+    """A traceback that was folded into one line (an issue's text, a log field without its newlines) in its lines; others as they are.
+
+    Where each line had its process's name, it still stands in front of each.
+    """
+    frames = line.count('File "')
+    if frames < 2:
+        return [line]
+    named = _PROCESS.split(line)
+    if len(named) > frames:
+        return named
+    text = _TURNS.sub(lambda m: f"{m['function']}\n    " if m["function"] else "\n", line)
+    return [f"  {piece}" if piece.startswith("File ") else piece for piece in text.split("\n")]
 
 
 class _Bars:
