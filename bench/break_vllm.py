@@ -33,6 +33,7 @@ from break_cases import CASES, Case
 
 from firstlight.diagnose.diagnose import diagnose
 
+GENERAL = frozenset({"config-refused", "engine-check-failed"})  # true, but they only say where the engine refused
 RESULTS = Path(__file__).parent / "results" / "break_vllm.json"
 OWN = {
     "VLLM_TARGET_DEVICE": "cpu",
@@ -222,7 +223,9 @@ def judged(case: Case, out: Path) -> dict[str, object]:
     found = diagnose((out / f"{case.name}.log").read_bytes(), exit_status=ended["exit_status"])
     code = found.cause.code if found.cause else None
     right = found.outcome == case.outcome and (code in case.codes if case.codes else code is None)
-    verdict = "unended" if ended["exit_status"] is None and case.outcome == "failed" else "right" if right else "WRONG"
+    verdict = "right" if right else "general" if found.outcome == case.outcome and code in GENERAL else "WRONG"
+    if ended["exit_status"] is None and case.outcome == "failed":
+        verdict = "unended"
     return {
         "verdict": verdict,
         "expected": " or ".join(case.codes) or case.outcome,
@@ -264,7 +267,7 @@ def table() -> str:
 
 
 def mark(row: dict[str, object]) -> str:
-    return {"right": "", "WRONG": " **wrong**", "unended": " (did not end)"}[str(row["verdict"])]
+    return {"right": "", "general": " (general)", "WRONG": " **wrong**", "unended": " (did not end)"}[str(row["verdict"])]
 
 
 def start_all(chosen: list[Case], options: argparse.Namespace) -> None:
@@ -314,6 +317,7 @@ def main() -> int:
         return 0
     chosen = [c for c in CASES if not options.only or c.name in options.only.split(",")]
     options.out.mkdir(parents=True, exist_ok=True)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # in a shell's background it is ignored, and the engines would inherit that
     if not options.check:
         start_all(chosen, options)
     version = subprocess.run([options.python, "-c", VERSION], check=True, capture_output=True, text=True).stdout.strip()
