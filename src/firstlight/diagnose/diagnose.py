@@ -9,7 +9,7 @@ from msgspec import structs
 from firstlight.catalog.rules import Rule, titled, version_within
 from firstlight.core.diagnosis import Cause, Diagnosis, Evidence, Remedy, Safety, Unknown
 from firstlight.diagnose.decide import Decision, decide
-from firstlight.diagnose.exits import by_exit, first_error, last_error
+from firstlight.diagnose.exits import by_exit, first_error, last_error, tells_of_worker
 from firstlight.diagnose.judging import SURE, Judged, said_with
 from firstlight.diagnose.likeness import near_by_words, told
 from firstlight.diagnose.log import VAGUE, LogReader, read
@@ -26,12 +26,14 @@ _BARE = re.compile(r"(?i)\W*(?:fatal )?errors?\W*")  # a heading, no message
 SILENT = frozenset({"cause-not-visible", "process-vanished"})  # said where no error was printed: a warning or a murmur may tell more
 HIDDEN = SILENT | {"workerproc-load-failed-unknown"}  # where a warning that explains it tells more
 NEAR_KEPT = 3
+FAINT = 0.5  # confidence below which a wait is not worth a word beside a cause
 _EVIDENCE_KEPT = 6
 _CONTRIBUTING_KEPT = 8
 _TEXT_KEPT = 600
+_ASKED = ("host", "port")
 _LONG_FIELDS = frozenset({"args", "config", "tasks", "capture_plan", "attention_candidates", "aot_path", "compile_cache"})
 _ARGUMENT = re.compile(
-    r"'?(?P<name>tensor_parallel_size|pipeline_parallel_size|data_parallel_size|decode_context_parallel_size|max_model_len|max_num_seqs"
+    r"'?(?P<name>host|num_gpu_blocks_override|tensor_parallel_size|pipeline_parallel_size|data_parallel_size|decode_context_parallel_size|max_model_len|max_num_seqs"
     r"|max_num_batched_tokens|gpu_memory_utilization|kv_cache_dtype|quantization|dtype|load_format|moe_backend|attention_backend|port)'?"
     r"[=:] ?(?P<value>'[^']*'|[\w.]+)"
 )
@@ -60,7 +62,7 @@ def diagnose(
         outcome=decision.outcome,
         phase=_phase(reader, decision),
         cause=cause,
-        contributing=_contributing(decision, cause),
+        contributing=_contributing(reader, decision, cause),
         remedies=remedies,
         benign=reader.benign_list(without=[e.line for e in cause.evidence] if cause else []),
         facts=facts,
@@ -86,7 +88,7 @@ def _cause(
         return _named(decision.hint, hint, facts, reader, phase)
     if cause.code not in SILENT:
         return cause, remedies, None
-    consequence = decision.consequence
+    consequence = decision.consequence if cause.code != "process-vanished" or not tells_of_worker(reader) else None
     if consequence is not None and consequence.rule is not None and (error is None or error.line > consequence.line):
         if consequence.rule.stands:
             return _named(consequence, consequence.rule, facts, reader, phase)
@@ -102,9 +104,10 @@ def _cause(
 
 
 def _named(judged: Judged, rule: Rule, facts: dict[str, Any], reader: LogReader, phase: str | None) -> tuple[Cause, list[Remedy], None]:
+    asked = {f"asked_{name}": facts[name] for name in _ASKED if name in facts}
     facts.update(judged.match.facts if judged.match else {})
     facts.update(_generation(judged.seen.unit.text))
-    return _as_cause(judged), remedies_of(rule, facts, structs.replace(reader.scene(judged.seen.unit), phase=phase)), None
+    return _as_cause(judged, asked), remedies_of(rule, facts, structs.replace(reader.scene(judged.seen.unit), phase=phase)), None
 
 
 def _only_consequence(cause: Cause, consequence: Judged) -> Cause:
@@ -123,11 +126,12 @@ def _generation(text: str) -> dict[str, int]:
     return {}
 
 
-def _as_cause(judged: Judged) -> Cause:
+def _as_cause(judged: Judged, asked: Mapping[str, Any] | None = None) -> Cause:
+    """asked: what the command line asked for, by names that only titles know (`asked_port`)."""
     rule = judged.rule
     assert rule is not None
     units = [judged.seen.unit, *judged.seen.others]
-    title = titled(rule.title, judged.match.facts if judged.match else {})
+    title = titled(rule.title, {**(asked or {}), **(judged.match.facts if judged.match else {})})
     return Cause(code=rule.code, title=title, confidence=said_with(judged), evidence=[_evidence(u) for u in units[:_EVIDENCE_KEPT]])
 
 
@@ -135,13 +139,31 @@ def _evidence(unit: Unit) -> Evidence:
     return Evidence(line=unit.line, text=shown(unit)[:_TEXT_KEPT], worker=unit.worker)
 
 
-def _contributing(decision: Decision, cause: Cause | None) -> list[Cause]:
+def _contributing(reader: LogReader, decision: Decision, cause: Cause | None) -> list[Cause]:
     found: dict[str, Cause] = {}
     for judged in decision.others:
+        if _says_nothing(judged, reader, cause):
+            continue
         item = _as_cause(judged)
+        if decision.outcome == "ready" and judged.role == "wrapper" and _of_earlier_start(judged, reader):
+            item = structs.replace(item, title="an earlier start in this log ended here")
         if (cause is None or item.code != cause.code) and item.code not in found:
             found[item.code] = item
     return list(found.values())[:_CONTRIBUTING_KEPT]
+
+
+def _says_nothing(judged: Judged, reader: LogReader, cause: Cause | None) -> bool:
+    """A wrapper, or a wait of which little is known, beside a named cause; and what a server prints while it is stopped in an orderly way."""
+    named = cause is not None and cause.code not in HIDDEN
+    if judged.role == "symptom":
+        return named and said_with(judged) < FAINT
+    stopped = reader.course.ready_line is not None and reader.course.stop_line is not None and judged.line > reader.course.stop_line
+    return judged.role == "wrapper" and (named or stopped)
+
+
+def _of_earlier_start(judged: Judged, reader: LogReader) -> bool:
+    """Whether it stands before the start that the verdict is of: the log holds several."""
+    return reader.course.starts > 1 and bool(reader.course.moves) and judged.line < reader.course.moves[0][0]
 
 
 def _report() -> Remedy:

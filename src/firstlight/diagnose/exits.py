@@ -19,6 +19,7 @@ _CRASHES = frozenset({4, 6, 7, 8, 11})
 _PROVEN = 0.95
 _FAILED_PROCS = re.compile(r"Failed core proc\(s\): \{(?P<procs>[^}]*)\}")
 _CODE = re.compile(r": (-?\d+)")
+_OF_WORKER = re.compile(r"WorkerProc initialization failed|[Ww]orker ?[Pp]roc \S+ died unexpectedly")
 LAST_LINES = 5
 CUT = "a traceback breaks off in the log: what was raised is not in it"
 _KERNEL = re.compile(r"ut of memory|oom-kill", re.IGNORECASE)
@@ -55,7 +56,9 @@ def by_exit(reader: LogReader, exit_status: int | None, facts: dict[str, Any], c
         return _made(reader, rule_of("process-killed"), seen, facts)
     if _told_to_stop(reader, signal):
         told = reader.course.signal
+        pressed = _interrupt(reader) if told is None else None
         stop = [Evidence(line=told.line, text=told.text, worker=told.worker)] if told else []
+        stop += [Evidence(line=pressed.line, text=pressed.head, worker=pressed.worker)] if pressed else []
         return _made(reader, rule_of("stopped-while-starting"), [*stop, *seen], facts)
     if signal in _CRASHES:
         return _made(reader, rule_of("process-crashed"), seen, facts)
@@ -91,14 +94,24 @@ def last_error(reader: LogReader) -> Unit | None:
     return min(ending, key=lambda u: u.line, default=None)
 
 
+def tells_of_worker(reader: LogReader) -> bool:
+    """Whether the engine core itself says that a worker is gone: what it failed of then is only what came of that."""
+    return any(_OF_WORKER.search(seen.unit.text) for seen in reader.seen)
+
+
 def _vanished(reader: LogReader) -> bool:
     """Whether a worker or the engine core was there, printed no error of its own, and was found dead: it was killed or it crashed.
 
-    Only where the log holds the start; a status that a process chose itself (1, 2) means that it said something somewhere.
+    Only where the log holds the start; a status that a process chose itself (1, 2) means that it said something somewhere, except of an
+    engine core that says that a worker is gone.
     """
     below = [worker for worker in reader.course.phases if level_of(worker) < 2]
+    lower = [seen for seen in reader.seen if level_of(seen.unit.worker) < 2]
+    told = tells_of_worker(reader)
+    passing = {"wrapper", "consequence"} if told else {"wrapper"}
     chose = any(0 < int(c) < 128 for d in reader.course.died if (m := _FAILED_PROCS.search(d.text)) for c in _CODE.findall(m["procs"]))
-    spoke = any(not any(m.rule.role == "wrapper" for m in s.matches) for s in reader.seen if level_of(s.unit.worker) < 2)
+    spoke = any(not any(m.rule.role in passing for m in seen.matches) for seen in lower)
+    chose = chose and not told
     return bool(reader.course.starts and below and reader.course.died) and not chose and not spoke and first_error(reader) is None
 
 
@@ -106,12 +119,19 @@ def _told_to_stop(reader: LogReader, signal: int | None) -> bool:
     """A stop before ready with no error before it."""
     if reader.course.ready_line is not None:
         return False
-    first_error = min(
-        (s.unit.line for s in reader.seen if s.unit.logged in ("ERROR", "CRITICAL") or s.unit.kind == "exception"), default=None
-    )
-    if reader.course.signal is not None:
-        return first_error is None or reader.course.signal.line < first_error
+    told = _interrupt(reader)
+    errors = [s.unit for s in reader.seen if s.unit.logged in ("ERROR", "CRITICAL") or s.unit.kind == "exception"]
+    first_error = min((unit.line for unit in errors if unit is not told), default=None)
+    line = reader.course.signal.line if reader.course.signal is not None else told.line if told is not None else None
+    if line is not None:
+        return first_error is None or line < first_error
     return signal in (2, 15) and first_error is None
+
+
+def _interrupt(reader: LogReader) -> Unit | None:
+    """The first `KeyboardInterrupt` without words: Ctrl-C, in whichever process; one with words was raised by the engine's own code."""
+    units = (s.unit for s in reader.seen if s.unit.type == "KeyboardInterrupt")
+    return next((unit for unit in units if unit.head.strip(" :") == "KeyboardInterrupt"), None)
 
 
 def _made(

@@ -34,7 +34,7 @@ from firstlight.diagnose.noise import (
 from firstlight.diagnose.place import phase_of_frames
 from firstlight.diagnose.processes import level_of
 from firstlight.diagnose.showing import template
-from firstlight.diagnose.units import LAST, Collector, Unit
+from firstlight.diagnose.units import LAST, Collector, Unit, is_half_told
 from firstlight.engines.lines import Line, parse
 from firstlight.engines.splitting import Splitter
 
@@ -248,7 +248,7 @@ class LogReader:
             self.course.note_death(unit.line, unit.worker, unit.head, {})
         matches = self.matcher.matches(unit, self.course.engine)
         if unit.torn:
-            matches = [m for m in matches if m.rule.priority > VAGUE]
+            matches = [m for m in matches if m.rule.priority > VAGUE and not (m.rule.priority < 0 and is_half_told(unit))]
             if not matches:
                 return
         if not matches and unit.kind == "line" and unit.logged not in LOUD and not is_native(unit.text):

@@ -4,6 +4,7 @@ import ast
 import re
 
 _TUPLE = re.compile(r"(?P<type>(?:[\w.]+: ?)?)(?P<items>\((?P<quote>['\"]).*\))(?P<rest>\s*(?:\n.*)?)", re.DOTALL)
+_ADDRESS = re.compile(r"(?<=: )\[address=[\w.:-]+, pid=\d+\] ")  # Xoscar's actors put it in front of what they hand on
 _LEFT = re.compile(r"[\s(\[{\"'`=]$")
 _RIGHT = re.compile(r"^[\s.,;:!?)\]}]")
 _ENDED = re.compile(
@@ -43,8 +44,9 @@ _TYPES = (
 def joined(text: str) -> str:
     """A message that is a tuple of strings (`raise RuntimeError("not for ", "this GPU")`) as the one sentence that was meant.
 
-    Only where every element is a string or a number; any other text comes back as it is.
+    Only where every element is a string or a number; any other text comes back as it is, without the address of an actor in front.
     """
+    text = _ADDRESS.sub("", text, count=1) if "[address=" in text else text
     m = _TUPLE.fullmatch(text) if "('" in text or '("' in text else None
     if m is None:
         return text

@@ -62,6 +62,7 @@ def place_of_frames(frames: Sequence[str]) -> str | None:
 
 
 _STEPS = (  # functions by which a traceback tells how far its process was: the innermost counts, except that a running loop outweighs them
+    ("configuring", re.compile(r", in (?:validate_parsed_serve_args|make_arg_parser|parse_args)$")),
     ("distributed-init", re.compile(r", in (?:init_device|init_worker_distributed_environment|init_torch_distributed)$")),
     ("loading", re.compile(r", in (?:load_model|load_weights)$")),
     ("profiling", re.compile(r", in (?:profile_run|determine_available_memory|determine_num_available_blocks|profile_cudagraph_memory)$")),

@@ -26,6 +26,7 @@ _CAUSE = "The above exception was the direct cause of the following exception"
 _CONTEXT = "During handling of the above exception, another exception occurred"
 _GROUP = re.compile(r"^[ |+-]*\|? ?")
 FRAME = re.compile(r'\s{0,8}File "[^"]+", line \d+(?:, in \S|,$|$)')
+_IMPORTING = re.compile(r"from \S+ import|import \S|\)$|[\w.]+(?: as \w+)?,$")
 _WINDOWS = re.compile(r'File "[^"]+"')  # its path is written with / like everybody's
 _FIELD = re.compile(  # indented, and no traceback's code: `Reason:       OOMKilled` of a description, a record of llama.cpp
     r"[A-Z][A-Za-z ]{1,30}: {2,}\S|\d+\.\d\d\.\d{3}\.\d{3} [A-Z] |(?:ggml|llama|gguf|clip|common)_\w+: "
@@ -35,6 +36,7 @@ _PROMPT = re.compile(r"(?:\([\w.-]+\) )?\S{0,60}[$#>%]\s*$|```|Process \S+:$")  
 _OTHERS = ("Process ", "[rank", "INFO:", "ERROR:", "nanobind:", "warnings.warn(", "```")  # lines that are no more of a message
 _WARNED = re.compile(r"\S+:\d+: \w*Warning: |\[[WEIF]\d{3,4} \d\d:\d\d:")
 _IN_METHOD = re.compile(r"Exception in worker \S+ while processing method \w+: (?P<message>\S.*?),? Traceback \(most recent call last\)")
+_REFUSED = re.compile(r"error: argument -\S+: \d+ validation errors? for \w+$")  # what is wrong stands in the lines behind it
 _COUNTED = re.compile(r"\d validation errors? for \w+\s*$")
 
 
@@ -46,6 +48,7 @@ class Unit(Struct, kw_only=True):
     logged: its level where it came through the logger (an INFO or WARNING traceback was handled by the engine).
     carried: its message went on in lines without the process's prefix. place: `path:function` that raised it, where that is known.
     torn: the log ends in its frames; what was raised is not in it, or only as the line of code that raised it.
+    inverted: its frames stand below it.
     """
 
     kind: str
@@ -63,11 +66,20 @@ class Unit(Struct, kw_only=True):
     carried: bool = False
     place: str | None = None
     torn: bool = False
+    inverted: bool = False
 
     @property
     def head(self) -> str:
         """The unit's first line."""
         return self.text.split("\n", 1)[0]
+
+
+def is_half_told(unit: Unit) -> bool:
+    """Whether the last frame of a torn traceback is none that tells where it failed: cut itself, or one of an import on its way deeper."""
+    frames = [text for frame in unit.frames if (text := frame.strip(" ^~"))]
+    where = next((frame for frame in reversed(frames) if frame.startswith("File ")), "")
+    on_its_way = frames[-1] == where or bool(_IMPORTING.match(frames[-1]))
+    return not FRAME.match(where) or (where.endswith("in <module>") and on_its_way)
 
 
 def _indent(text: str) -> int:
@@ -238,6 +250,8 @@ class Collector:
             return self._closed(stream)
         unit = stream.unit
         belongs = unit is not None and self._continues(stream, unit, line, stripped)
+        if belongs and unit is not None and (unit.inverted or not unit.frames) and self._below(unit, line, text):
+            return []
         if belongs and unit is not None and not (stripped and _indent(text) <= stream.outer and _EXCEPTION.match(stripped)):
             self._extend(unit, line, text)
             return []
@@ -258,17 +272,32 @@ class Collector:
             return [*done, *self._torn_open(stream, line, text)]
         if (text.startswith("    ") and not (line.header and text.startswith("      "))) or stripped.startswith(("raise ", "^^^^")):
             return done + ([self._plain(line, stripped)] if _FIELD.match(stripped) else [])
-        return done + ([self._plain(line, stripped)] if stripped else [])
+        plain = self._plain(line, stripped) if stripped else None
+        if plain is not None and not line.header and _REFUSED.search(stripped):
+            stream.unit = plain
+            return done
+        return done + ([plain] if plain is not None else [])
 
     def _continues(self, stream: _Stream, unit: Unit, line: Line, stripped: str) -> bool:
+        if _WARNED.match(stripped):
+            return False
         if line.worker is None and unit.worker is not None and self._latest is stream and not line.header:
             unit.carried = True
             return unit.text.count("\n") < MESSAGE_LINES
-        if unit.text.count("\n") >= MESSAGE_LINES or stripped.startswith(_OTHERS) or _WARNED.match(stripped):
+        if unit.text.count("\n") >= MESSAGE_LINES or stripped.startswith(_OTHERS):
             return False
         if unit.logged is None:
             return not line.header
         return line.header and line.source == unit.source and line.level == unit.logged
+
+    def _below(self, unit: Unit, line: Line, text: str) -> bool:
+        """Takes a frame, or its code, that somebody put below what was raised."""
+        frame = FRAME.match(text)
+        if not (frame or (unit.inverted and len(unit.frames) < FRAMES_KEPT and FRAME.match(unit.frames[-1]))):
+            return False
+        unit.frames.append(text.strip()[:FRAME_CHARS])
+        unit.inverted, unit.last_line = True, line.number
+        return True
 
     def _extend(self, unit: Unit, line: Line, text: str) -> None:
         unit.last_line = line.number

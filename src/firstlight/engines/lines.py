@@ -103,6 +103,7 @@ _PLAIN = re.compile(
 )
 _CUT = re.compile(r"(?:APIServer|EngineCore|VllmWorker|RayWorker|Worker)[\w ]{0,40}pid=\d+(?:, ip=[\w.:]+)?\) ")
 _SECOND = re.compile(r"pid=\d+\) |(?:it/s|s/it)\]\S|(?:INFO|ERROR|WARNING) \d\d-")
+_NAMED_RECORD = re.compile(r"\([\w ]+ pid=\d+\) (?=\{\")")  # releases before 0.30 name the process in front of a JSON record too
 _UNLED = re.compile(r"\(((?:APIServer|EngineCore|Worker_)\w*) pid=(\d+)\) (?=[ABGHJ-VX-Za-z ])")
 
 
@@ -121,6 +122,8 @@ def parse(number: int, raw: str) -> list[Line]:
         raw = raw[2:]
     if "pid=" in raw[:48] and _CUT.match(raw):
         raw = f"({raw}"
+    if "pid=" in raw[:48] and (m := _NAMED_RECORD.match(raw)):
+        raw = raw[m.end() :]
     if raw.startswith("{") and (lines := unwrapped(raw)):
         return [line for text in lines for line in parse(number, text)]
     if raw[:1] == " " and (m := _INDENTED.match(raw)):

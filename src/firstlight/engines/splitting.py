@@ -7,6 +7,7 @@ REDRAWN = 4  # bars of one line with the same percentage
 FOLDED = 300  # characters that a line has at least into which a traceback was folded
 _BAR_ENDS = ("it/s]", "s/it]")
 _TRACEBACK = "Traceback (most recent call last)"
+_RUN_ON = re.compile(r'\s*File "[^"]+", line \d+, in [\w.<>]+ [^\s#\[(]')  # a frame and its code in one line
 _PROCESS = re.compile(r" (?=\([A-Za-z]\w* pid=\d+\))")
 _TURNS = re.compile(  # where a traceback's lines ended: before a frame, behind its function, before what was raised or a link
     r" +(?=File \"[^\"]+\", line \d+)|(?<=, in )(?P<function>[\w.<>]+) +(?=\S)"
@@ -66,7 +67,7 @@ class Splitter:
                 for piece in line.split("\r"):
                     if piece:
                         found += self._bars.take(number, piece)
-            elif len(line) > FOLDED and _TRACEBACK in line:
+            elif (len(line) > FOLDED and _TRACEBACK in line) or _RUN_ON.match(line):
                 for piece in unfolded(line):
                     found += self._bars.take(number, piece)
             elif line:
@@ -82,7 +83,7 @@ def unfolded(line: str) -> list[str]:
     Where each line had its process's name, it still stands in front of each.
     """
     frames = line.count('File "')
-    if frames < 2:
+    if frames < 2 and not _RUN_ON.match(line):
         return [line]
     named = _PROCESS.split(line)
     if len(named) > frames:
