@@ -67,7 +67,7 @@ class Splitter:
                 for piece in line.split("\r"):
                     if piece:
                         found += self._bars.take(number, piece)
-            elif (len(line) > FOLDED and _TRACEBACK in line) or _RUN_ON.match(line):
+            elif 'File "' in line and ((len(line) > FOLDED and _TRACEBACK in line) or _RUN_ON.match(line)):
                 for piece in unfolded(line):
                     found += self._bars.take(number, piece)
             elif line:
