@@ -13,6 +13,7 @@ from firstlight.diagnose.exits import by_exit, first_error, last_error, tells_of
 from firstlight.diagnose.judging import SURE, Judged, said_with
 from firstlight.diagnose.likeness import near_by_words, told
 from firstlight.diagnose.log import VAGUE, LogReader, read
+from firstlight.diagnose.messages import essence
 from firstlight.diagnose.noise import speaks_of_error
 from firstlight.diagnose.remedies import remedies_of
 from firstlight.diagnose.showing import shown, template
@@ -26,11 +27,12 @@ _BARE = re.compile(r"(?i)\W*(?:fatal )?errors?\W*")  # a heading, no message
 SILENT = frozenset({"cause-not-visible", "process-vanished"})  # said where no error was printed: a warning or a murmur may tell more
 HIDDEN = SILENT | {"workerproc-load-failed-unknown"}  # where a warning that explains it tells more
 NEAR_KEPT = 3
+SAME = 60  # characters by which a message is known to be another's
 FAINT = 0.5  # confidence below which a wait is not worth a word beside a cause
 _EVIDENCE_KEPT = 6
 _CONTRIBUTING_KEPT = 8
 _TEXT_KEPT = 600
-_ASKED = ("host", "port")
+_ASKED = ("host", "port", "kv_cache_dtype")
 _LONG_FIELDS = frozenset({"args", "config", "tasks", "capture_plan", "attention_candidates", "aot_path", "compile_cache"})
 _ARGUMENT = re.compile(
     r"'?(?P<name>host|num_gpu_blocks_override|tensor_parallel_size|pipeline_parallel_size|data_parallel_size|decode_context_parallel_size|max_model_len|max_num_seqs"
@@ -153,10 +155,14 @@ def _contributing(reader: LogReader, decision: Decision, cause: Cause | None) ->
 
 
 def _says_nothing(judged: Judged, reader: LogReader, cause: Cause | None) -> bool:
-    """A wrapper, or a wait of which little is known, beside a named cause; and what a server prints while it is stopped in an orderly way."""
+    """A wrapper, a cause that is only carried on, or a wait of which little is known, beside a named cause; and wrappers of a server that
+    was stopped in an orderly way.
+    """
     named = cause is not None and cause.code not in HIDDEN
     if judged.role == "symptom":
         return named and said_with(judged) < FAINT
+    if cause is not None and named and judged.role == "cause" and (carried := essence(judged.seen.unit.text)):
+        return carried.split(": ", 1)[-1][:SAME] in cause.evidence[0].text
     stopped = reader.course.ready_line is not None and reader.course.stop_line is not None and judged.line > reader.course.stop_line
     return judged.role == "wrapper" and (named or stopped)
 

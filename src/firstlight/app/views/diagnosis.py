@@ -11,6 +11,7 @@ from firstlight.core.diagnosis import Cause, Diagnosis, Evidence, Remedy, Safety
 
 _OUTCOMES = {"ready": ("ok", "green"), "failed": ("fail", "red"), "serving-failed": ("fail", "red"), "incomplete": ("note", "yellow")}
 _SAFETY = {Safety.SAFE: "safe", Safety.ASK: "asks first", Safety.NEVER: "by hand"}
+_ALL = {"bind": "host"}  # a field of the plan that no engine calls so, and all of them alike
 _WIDTH = 150
 _CAUSE_WIDTH = 300
 
@@ -53,7 +54,9 @@ def _what(remedy: Remedy, flags: Flags | None) -> str:
     """As the log's engine names it."""
     if not remedy.change:
         return remedy.action or ""
-    return " ".join(setting((flags.name_of(name) if flags else None) or name, value) for name, value in remedy.change.items())
+    return " ".join(
+        setting((flags.name_of(name) if flags else None) or _ALL.get(name, name), value) for name, value in remedy.change.items()
+    )
 
 
 def setting(name: str, value: Any) -> str:
