@@ -284,8 +284,8 @@ def builtin_rules() -> tuple[Rule, ...]:
 
 
 def rule_of(code: str) -> Rule:
-    """The first rule of a code. Raises InputError `code-unknown`, naming near ones."""
-    found = next((r for r in builtin_rules() if r.code == code), None)
+    """The rule of a code that an exit is put down to, else the first. Raises InputError `code-unknown`, naming near ones."""
+    found = min((r for r in builtin_rules() if r.code == code), key=lambda r: r.role != "exit", default=None)
     if found is None:
         near = difflib.get_close_matches(code, sorted({r.code for r in builtin_rules()}), 4)
         raise InputError(

@@ -27,6 +27,9 @@ _BARE = re.compile(r"(?i)\W*(?:fatal )?errors?\W*")  # a heading, no message
 SILENT = frozenset({"cause-not-visible", "process-vanished"})  # said where no error was printed: a warning or a murmur may tell more
 HIDDEN = SILENT | {"workerproc-load-failed-unknown"}  # where a warning that explains it tells more
 NEAR_KEPT = 3
+_UNNAMED = frozenset({"cause-not-visible", "workerproc-load-failed-unknown"})  # verdicts beside which a wrapper is all that is seen
+_GONE = frozenset({"process-vanished", "process-killed", "process-crashed"})  # that its peers lost it says nothing more
+_EARLIER = "an earlier start in this log ended here"
 SAME = 60  # characters by which a message is known to be another's
 FAINT = 0.5  # confidence below which a wait is not worth a word beside a cause
 _EVIDENCE_KEPT = 6
@@ -143,33 +146,31 @@ def _evidence(unit: Unit) -> Evidence:
 
 def _contributing(reader: LogReader, decision: Decision, cause: Cause | None) -> list[Cause]:
     found: dict[str, Cause] = {}
+    if decision.outcome == "ready" and (death := reader.earlier) is not None:
+        before = [Evidence(line=death.line, text=death.text, worker=death.worker)]
+        found["wrapper-only"] = Cause(code="wrapper-only", title=_EARLIER, confidence=SURE, evidence=before)
     for judged in decision.others:
         if _says_nothing(judged, reader, cause):
             continue
         item = _as_cause(judged)
-        if decision.outcome == "ready" and judged.role == "wrapper" and _of_earlier_start(judged, reader):
-            item = structs.replace(item, title="an earlier start in this log ended here")
         if (cause is None or item.code != cause.code) and item.code not in found:
             found[item.code] = item
     return list(found.values())[:_CONTRIBUTING_KEPT]
 
 
 def _says_nothing(judged: Judged, reader: LogReader, cause: Cause | None) -> bool:
-    """A wrapper, a cause that is only carried on, or a wait of which little is known, beside a named cause; and wrappers of a server that
-    was stopped in an orderly way.
+    """A wrapper, a cause that is only carried on, or a wait of which little is known, beside a named cause; that a peer is gone, beside
+    a process that is; and wrappers of a server that was stopped in an orderly way.
     """
-    named = cause is not None and cause.code not in HIDDEN
+    named = cause is not None and cause.code not in _UNNAMED
+    if judged.role == "consequence" and cause is not None and cause.code in _GONE:
+        return True
     if judged.role == "symptom":
         return named and said_with(judged) < FAINT
     if cause is not None and named and judged.role == "cause" and (carried := essence(judged.seen.unit.text)):
         return carried.split(": ", 1)[-1][:SAME] in cause.evidence[0].text
     stopped = reader.course.ready_line is not None and reader.course.stop_line is not None and judged.line > reader.course.stop_line
-    return judged.role == "wrapper" and (named or stopped)
-
-
-def _of_earlier_start(judged: Judged, reader: LogReader) -> bool:
-    """Whether it stands before the start that the verdict is of: the log holds several."""
-    return reader.course.starts > 1 and bool(reader.course.moves) and judged.line < reader.course.moves[0][0]
+    return judged.role == "wrapper" and (named or stopped or judged.line < reader.began)
 
 
 def _report() -> Remedy:

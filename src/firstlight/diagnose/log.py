@@ -7,7 +7,7 @@ from msgspec import Struct
 
 from firstlight.catalog.rules import Block, Gate, Rule, builtin_rules
 from firstlight.core.diagnosis import Benign
-from firstlight.diagnose.course import ENDED, WORKERS_KEPT, Course
+from firstlight.diagnose.course import ENDED, WORKERS_KEPT, Course, Death
 from firstlight.diagnose.fitting import Scene
 from firstlight.diagnose.matching import Match, Matcher
 from firstlight.diagnose.messages import is_repr, joined, says_ended, typed_message
@@ -81,6 +81,8 @@ class LogReader:
         self.loop_broke = False
         self.onward_line = 0
         self.work_line: int | None = None  # where a server first says that it works on requests
+        self.began = 0  # the line at which the start begins that the verdict is of
+        self.earlier: Death | None = None  # what an earlier start in this log died of, by its first word on it
         self.refused_request = False  # a request was answered with 500
         self.step = 1  # from a line's number to the next one's that holds something
         self._indent: int | None = None
@@ -195,13 +197,16 @@ class LogReader:
             return False
         milestone, fields = found
         if milestone.event == "start":
-            self._start()
+            self._start(line.number)
         self.course.note(line, milestone, fields)
         return milestone.event != "died"
 
-    def _start(self) -> None:
+    def _start(self, at: int) -> None:
         again = (self.course.has_ended or any(s.unit.kind == "exception" for s in self.seen)) and not self._quotes()
         if again:
+            stop = self.course.stop_line
+            self.earlier = next((d for d in self.course.died if stop is None or d.line < stop), None)
+            self.began = at
             self.seen, self._index, self.murmurs, self.spared, self.frame_line = [], {}, [], [], None
             self.work_line = None
         self.course.begin(again=again)
