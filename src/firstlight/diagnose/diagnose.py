@@ -38,8 +38,9 @@ _TEXT_KEPT = 600
 _ASKED = ("host", "port", "kv_cache_dtype")
 _LONG_FIELDS = frozenset({"args", "config", "tasks", "capture_plan", "attention_candidates", "aot_path", "compile_cache"})
 _ARGUMENT = re.compile(
-    r"'?(?P<name>host|num_gpu_blocks_override|tensor_parallel_size|pipeline_parallel_size|data_parallel_size|decode_context_parallel_size|max_model_len|max_num_seqs"
-    r"|max_num_batched_tokens|gpu_memory_utilization|kv_cache_dtype|quantization|dtype|load_format|moe_backend|attention_backend|port)'?"
+    r"(?<!\w)'?(?P<name>host|port|ssl_certfile|ssl_keyfile|tensor_parallel_size|pipeline_parallel_size|data_parallel_size"
+    r"|decode_context_parallel_size|max_model_len|max_num_seqs|max_num_batched_tokens|gpu_memory_utilization|num_gpu_blocks_override"
+    r"|kv_cache_dtype|quantization|dtype|load_format|moe_backend|attention_backend)'?"
     r"[=:] ?(?P<value>'[^']*'|[\w.]+)"
 )
 
