@@ -271,8 +271,11 @@ def _remedy(row: dict[str, Any]) -> RemedyTemplate:
 
 
 def titled(title: str, facts: Mapping[str, Any]) -> str:
-    """A title with its facts: `{name}`, or `{name|text where it is not known}`; of one that is not known and has no text, its name."""
-    return _IN_TITLE.sub(lambda m: str(facts.get(m["name"], m["name"] if m["otherwise"] is None else m["otherwise"]))[:TITLE_FACT], title)
+    """A title with its facts: `{name}`, or `{name|text where it is not known}`; of one that is not known and has no text, its name. Of
+    `(…)` that is left empty by an empty text nothing stays.
+    """
+    filled = _IN_TITLE.sub(lambda m: str(facts.get(m["name"], m["name"] if m["otherwise"] is None else m["otherwise"]))[:TITLE_FACT], title)
+    return filled.replace(" ()", "")
 
 
 @cache

@@ -1,6 +1,7 @@
 """What is said beside a verdict (or not), and titles that name what the command line asked for."""
 
 from firstlight.app.views.diagnosis import setting
+from firstlight.catalog.rules import titled
 from firstlight.diagnose.diagnose import diagnose
 
 ARGS = "(APIServer pid=9) INFO 12-01 08:00:00 [api.py:28] non-default args: {'host': '198.51.100.9', 'port': 8117, 'model': '/m'}\n"
@@ -68,3 +69,8 @@ def test_the_lines_behind_a_refused_flag_are_its_reason() -> None:
 
 def test_a_flag_is_taken_away() -> None:
     assert setting("num_gpu_blocks_override", None) == "without --num-gpu-blocks-override"
+
+
+def test_of_parentheses_around_what_is_not_known_nothing_stays() -> None:
+    assert titled("the port ({port|}) is taken", {}) == "the port is taken"
+    assert titled("the port ({port|}) is taken", {"port": 8000}) == "the port (8000) is taken"
