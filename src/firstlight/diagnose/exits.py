@@ -20,6 +20,7 @@ _PROVEN = 0.95
 _FAILED_PROCS = re.compile(r"Failed core proc\(s\): \{(?P<procs>[^}]*)\}")
 _CODE = re.compile(r": (-?\d+)")
 _OF_WORKER = re.compile(r"WorkerProc initialization failed|[Ww]orker ?[Pp]roc \S+ died unexpectedly")
+_INTERRUPTS = frozenset({"KeyboardInterrupt", "KeyboardInterrupt: terminated"})
 LAST_LINES = 5
 CUT = "a traceback breaks off in the log: what was raised is not in it"
 _KERNEL = re.compile(r"ut of memory|oom-kill", re.IGNORECASE)
@@ -129,9 +130,11 @@ def _told_to_stop(reader: LogReader, signal: int | None) -> bool:
 
 
 def _interrupt(reader: LogReader) -> Unit | None:
-    """The first `KeyboardInterrupt` without words: Ctrl-C, in whichever process; one with words was raised by the engine's own code."""
+    """The first `KeyboardInterrupt` of a person (Ctrl-C, without words) or of the front end's handler of SIGTERM; one with other words was
+    raised by the engine's own code.
+    """
     units = (s.unit for s in reader.seen if s.unit.type == "KeyboardInterrupt")
-    return next((unit for unit in units if unit.head.strip(" :") == "KeyboardInterrupt"), None)
+    return next((unit for unit in units if unit.head.strip(" :") in _INTERRUPTS), None)
 
 
 def _made(

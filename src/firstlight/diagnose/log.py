@@ -46,7 +46,9 @@ FIRST_LINES = 200  # by which a common indentation is found
 ALIVE_LINES = 3  # routine lines of a process behind its error, from which on it is taken to have gone on
 _V0_LOOP = re.compile(r'vllm/engine/multiprocessing/engine\.py", line \d+, in (?:run_engine_loop|start|run_mp_engine)\b')
 _CORE_LOOP = re.compile(r'/v1/engine/core\.py", line \d+, in (?:run_engine_core|run_busy_loop|_process_engine_step|step\w*)\b')
-_OUTPUT = re.compile(r"(?i)(?:std(?:err|out)|(?:server |engine )?(?:output|logs?))\s*:\s*$")  # a heading above what was printed before
+_OUTPUT = re.compile(
+    r"(?i)(?:full |whole |captured )?(?:std(?:err|out)|(?:server |engine )?(?:output|logs?))\s*:\s*$"
+)  # a heading above what was printed before
 
 
 class Seen(Struct, kw_only=True):

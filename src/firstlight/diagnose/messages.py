@@ -10,6 +10,7 @@ _RIGHT = re.compile(r"^[\s.,;:!?)\]}]")
 _ENDED = re.compile(
     r"\bllama[.\-_ ]?(?:cpp|server|runner)\b[^\n]{0,60}?\b(?:terminated|crashed|exited|no longer running)\b"
     r"|\b(?:vllm|vLLM|sglang|SGLang|mlx\w*) terminated unexpectedly\b|\brunner process (?:has terminated|no longer running)"
+    r"|\b[Ff]ailed to load llama-server\b"
     r"|\bupstream (?:process|command) exited (?:prematurely|unexpectedly)|\bllama runner (?:terminated|exited)\b"
     r"|\b[Tt]he model has crashed\b|\b[Mm]odel process (?:exited|crashed)"
 )

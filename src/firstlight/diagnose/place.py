@@ -23,7 +23,7 @@ _TOOLS = re.compile(
     r"/python\d[\d.]*/(?!lib/|(?:site|dist)-packages/)|<frozen|<string>|/uv/python/"
     r"|-packages/(?:torch/(?:nn/|_ops\.py|utils/|_tensor|functional\.py|autograd/|storage\.py|cuda/|_C|__init__|_jit_internal)"
     r"|pydantic|msgspec|typing_extensions|importlib|cloudpickle|uvloop|concurrent|setuptools|pluggy)"
-    r"|/vllm/(?:tracing|utils/(?:func_utils|import_utils|torch_utils|async_utils)|model_executor/custom_op|_custom_ops)\b"
+    r"|/vllm/(?:utils\.py|tracing|utils/(?:func_utils|import_utils|torch_utils|async_utils)|model_executor/custom_op|_custom_ops)\b"
 )
 _CARRIERS = re.compile(
     r"vllm/(?:v1/)?(?:engine/(?:core|core_client|utils|async_llm|llm_engine|async_llm_engine|multiprocessing/\w+)"

@@ -60,7 +60,7 @@ _IN_BRACKETS = (
     re.compile(rf"\[ *\d+\.\d{{6}}\] {_UNIT}"),
     re.compile(r"\[\d+,\d+\]<std(?:out|err)>:\s?"),
     re.compile(r"\[[\w.-]{1,40} std(?:out|err)\] "),
-    re.compile(r"\[\d{2,6}\] (?=\d+\.\d\d\.\d\d\d\.\d\d\d [DIWE] )"),
+    re.compile(r"\[\d{2,6}\] (?=\d+\.\d\d\.\d\d\d\.\d\d\d [DIWE] )|\[\d{4,6}\] (?=[A-Za-z_/ ])"),  # llama.cpp's router: a child's port
     re.compile(r"\[\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d)?\] "),
     re.compile(rf"\[\d\d:\d\d:\d\d(?:[.,]\d+)?\] {_BEFORE_ENGINE}"),
 )
