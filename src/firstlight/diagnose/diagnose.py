@@ -228,7 +228,7 @@ def _phase(reader: LogReader, decision: Decision) -> str | None:
         phases = first.rule.phases if first is not None and first.rule is not None else ()
         started = "configuring" if reader.course.starts else None
         return _phase_beside(reader, decision) or (phases[0] if len(phases) == 1 else started)
-    return phase
+    return phase if phase != "spawned" or reader.course.starts else None
 
 
 def _phase_beside(reader: LogReader, decision: Decision) -> str | None:

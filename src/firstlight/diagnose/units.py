@@ -141,7 +141,7 @@ class Collector:
         if "Traceback (most recent call last)" in text:
             done = self._closed(stream)
             self._begin(stream, line)
-            return [*done, *self._said_of_method(stream, line, text)]
+            return [*done, *(self._said_of_method(stream, line, text) or self._said_before(line, text))]
         if stream.indent and text[: stream.indent].isspace():
             text = text[stream.indent :]
         if stream.open:
@@ -202,6 +202,11 @@ class Collector:
         unit = self._unit(stream, line, said, said.split(":", 1)[0])
         unit.frames, unit.order = [], LAST
         return [unit]
+
+    def _said_before(self, line: Line, text: str) -> list[Unit]:
+        """What stands in front of a traceback in its line, where that is a sentence of its own (`…, Traceback …:`)."""
+        before = text.partition("Traceback (most recent call last)")[0].strip()
+        return [self._plain(line, before.rstrip(" ,"))] if before.endswith(",") else []
 
     def _torn_open(self, stream: _Stream, line: Line, text: str) -> list[Unit]:
         """A frame without the beginning of its traceback: the paste starts in the middle."""
