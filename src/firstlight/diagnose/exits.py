@@ -110,9 +110,9 @@ def _vanished(reader: LogReader) -> bool:
     lower = [seen for seen in reader.seen if level_of(seen.unit.worker) < 2]
     told = tells_of_worker(reader)
     passing = {"wrapper", "consequence"} if told else {"wrapper"}
-    chose = any(0 < int(c) < 128 for d in reader.course.died if (m := _FAILED_PROCS.search(d.text)) for c in _CODE.findall(m["procs"]))
+    status = [int(c) for d in reader.course.died if (m := _FAILED_PROCS.search(d.text)) for c in _CODE.findall(m["procs"])]
+    chose = not told and any(0 < code < 128 for code in status)
     spoke = any(not any(m.rule.role in passing for m in seen.matches) for seen in lower)
-    chose = chose and not told
     return bool(reader.course.starts and below and reader.course.died) and not chose and not spoke and first_error(reader) is None
 
 
