@@ -15,6 +15,7 @@ from firstlight.core.run import Endpoint, RunState
 from firstlight.core.verdict import BenchReport, Blame, CheckResult, Verdict
 
 if TYPE_CHECKING:
+    from firstlight.launch.supervision import SupervisorEvent
     from firstlight.verify.session import Claims
 
 LOST_SECONDS = 300.0  # for so long an endpoint on another host is asked again when the connection is lost meanwhile
@@ -44,7 +45,7 @@ async def verify(session: Session) -> str:
 
     endpoint = endpoint_of(session)
     until = time.monotonic() + LOST_SECONDS
-    heard = await asyncio.to_thread(session.supervisor.past_events) if session.supervisor is not None else []
+    since = ready_at(await asyncio.to_thread(session.supervisor.past_events) if session.supervisor is not None else [])
     while True:
         with reached(endpoint, session.host) as way:
             verdict = session.verdict = await verify_endpoint(
@@ -59,11 +60,16 @@ async def verify(session: Session) -> str:
                 break
         session.emitter.emit("say", text=f"the connection to {session.host.name} was lost meanwhile: asking again")
     session.save(verdict, "verdict.json")
-    if not verdict.passed and (death := await died_since(session, heard[-1].byte if heard else 0)):
+    if not verdict.passed and (death := await died_since(session, since)):
         raise death
     if verdict.passed and session.folder:
         session.folder.update(state=RunState.VERIFIED, verified=time.time())
     return summary(verdict)
+
+
+def ready_at(events: "list[SupervisorEvent]") -> int:
+    """The byte of the supervisor's events at which this life of the engine was ready: a death behind it may be older than the checks."""
+    return next((event.byte for event in reversed(events) if event.kind == "ready"), events[-1].byte if events else 0)
 
 
 def claims_of(session: Session) -> "Claims":
