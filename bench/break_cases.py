@@ -138,9 +138,15 @@ def with_json_logging(change: Callable[[Path], None] | None) -> Callable[[Path],
     return act
 
 
+def mounted(folder: str, options: str) -> tuple[str, ...]:
+    """What starts the engine in a mount namespace of its own, with a tmpfs of these options at a folder."""
+    return ("unshare", "-m", "bash", "-c", f'mkdir -p {folder}; mount -t tmpfs -o {options} none {folder}; exec "$@"', "_")
+
+
 JSON_FORMAT = "%(asctime)s %(levelname)s %(name)s %(processName)s %(process)d %(message)s"
 JSON_LOGGING = {"VLLM_LOGGING_CONFIG_PATH": "{model}/logging.json"}
 LIMIT_MEMORY = 'd=/sys/fs/cgroup/memory/fl-break; mkdir -p $d; echo 1200M > $d/memory.limit_in_bytes; echo $$ > $d/cgroup.procs; exec "$@"'
+MOUNTED_CACHES = {"VLLM_CACHE_ROOT": "/mnt/fl-full/v", "TORCHINDUCTOR_CACHE_DIR": "/mnt/fl-full/i"}
 KILLED = ("process-killed", "process-vanished", "host-ram-oom")
 
 CASES = [
@@ -231,15 +237,9 @@ CASES = [
         "shm-small",
         ("shm-too-small",),
         ("-tp", "2"),
-        prefix=("unshare", "-m", "bash", "-c", 'mount -t tmpfs -o size=64k none /dev/shm; exec "$@"', "_"),
+        prefix=mounted("/dev/shm", "size=64k"),
     ),
-    Case(
-        "disk-full",
-        ("no-space-left",),
-        env={"VLLM_CACHE_ROOT": "/mnt/fl-full/v", "TORCHINDUCTOR_CACHE_DIR": "/mnt/fl-full/i"},
-        prefix=("unshare", "-m", "bash", "-c", 'mkdir -p /mnt/fl-full; mount -t tmpfs -o size=64k none /mnt/fl-full; exec "$@"', "_"),
-        eager=False,
-    ),
+    Case("disk-full", ("no-space-left",), env=MOUNTED_CACHES, prefix=mounted("/mnt/fl-full", "size=64k"), eager=False),
     Case("engine-killed", KILLED, during=send("EngineCore", "Initializing a V1", signal.SIGKILL)),
     Case("worker-killed", KILLED, during=send("Worker", "Starting to load", signal.SIGKILL)),
     Case("worker-segfault", ("process-crashed", "process-vanished"), during=send("Worker", "Starting to load", signal.SIGSEGV)),
@@ -253,13 +253,7 @@ CASES = [
     Case("server-stopped", ("stopped-while-starting",), during=signal_server("Starting to load", signal.SIGTERM)),
     Case("interrupted", ("stopped-while-starting",), during=signal_server("Starting to load", signal.SIGINT, group=True)),
     Case("oom-killed", KILLED, prefix=("bash", "-c", LIMIT_MEMORY, "_")),
-    Case(
-        "cache-read-only",
-        ("read-only-file-system",),
-        env={"VLLM_CACHE_ROOT": "/mnt/fl-full/v", "TORCHINDUCTOR_CACHE_DIR": "/mnt/fl-full/i"},
-        prefix=("unshare", "-m", "bash", "-c", 'mkdir -p /mnt/fl-full; mount -t tmpfs -o ro none /mnt/fl-full; exec "$@"', "_"),
-        eager=False,
-    ),
+    Case("cache-read-only", ("read-only-file-system",), env=MOUNTED_CACHES, prefix=mounted("/mnt/fl-full", "ro"), eager=False),
     Case("host-address", ("port-not-permitted",), ("--host", "203.0.113.7")),
     Case("env-number", ("environment-invalid",), env={"VLLM_CPU_KVCACHE_SPACE": "many"}),
     Case("env-choice", ("environment-invalid", "logging-config-invalid"), env={"VLLM_LOGGING_LEVEL": "NOSUCH"}),

@@ -4,6 +4,7 @@ import asyncio
 from typing import Any
 
 from firstlight.app.session import Session
+from firstlight.app.views.diagnosis import what
 from firstlight.core.diagnosis import Cause, Diagnosis
 from firstlight.core.errors import EngineError, HostError
 from firstlight.core.ports import Host
@@ -118,10 +119,8 @@ def _how_it_ended(data: dict[str, Any]) -> str:
 
 def first_hint(diagnosis: Diagnosis) -> str | None:
     """The first remedy in words a person can use."""
+    engine = diagnosis.facts.get("engine")
     for remedy in diagnosis.remedies:
-        if remedy.change:
-            flags = " ".join(f"--{k.replace('_', '-')} {v}" for k, v in remedy.change.items())
-            return f"{flags}: {remedy.because}" if remedy.because else flags
-        if remedy.action:
-            return remedy.action
+        if said := what(remedy, str(engine) if engine else None):
+            return f"{said}: {remedy.because}" if remedy.change and remedy.because else said
     return None

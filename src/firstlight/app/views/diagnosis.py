@@ -6,7 +6,7 @@ from typing import Any
 import click
 
 from firstlight.app.output import glyphs
-from firstlight.catalog.signs import Flags, flags_of
+from firstlight.catalog.signs import flags_of
 from firstlight.core.diagnosis import Cause, Diagnosis, Evidence, Remedy, Safety
 
 _OUTCOMES = {"ready": ("ok", "green"), "failed": ("fail", "red"), "serving-failed": ("fail", "red"), "incomplete": ("note", "yellow")}
@@ -45,15 +45,16 @@ def _evidence(items: list[Evidence], width: int = _WIDTH) -> None:
 
 def _remedies(remedies: list[Remedy], arrow: str, engine: str | None) -> None:
     for remedy in remedies:
-        click.echo(f"  {arrow} {_what(remedy, flags_of(engine))}  ({_SAFETY[remedy.safety]})")
+        click.echo(f"  {arrow} {what(remedy, engine)}  ({_SAFETY[remedy.safety]})")
         if remedy.because:
             click.echo(f"      because {remedy.because}")
 
 
-def _what(remedy: Remedy, flags: Flags | None) -> str:
-    """As the log's engine names it."""
+def what(remedy: Remedy, engine: str | None) -> str:
+    """A remedy's change as the log's engine names it, or its action."""
     if not remedy.change:
         return remedy.action or ""
+    flags = flags_of(engine)
     return " ".join(
         setting((flags.name_of(name) if flags else None) or _ALL.get(name, name), value) for name, value in remedy.change.items()
     )
